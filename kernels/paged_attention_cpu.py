@@ -1,0 +1,196 @@
+"""The numba side of `paged_attention`: cutting a call into items and sharing them out.
+
+A block (query rows of one request, one KV head) is one item, unless there are fewer than
+`ITEMS_PER_WORKER` blocks per worker, as in a decode of one request: then a block's key tiles
+are dealt out as several items. Their partial results are kept per tile, and whoever finishes
+a block's last item folds them in tile order, so splitting changes no bit of the result.
+Workers take items from a shared counter, largest first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import float32, int64, njit, prange
+
+from sglang_nightjar.kernels import simd
+from sglang_nightjar.kernels.paged_attention_tile import (
+    BAD_SLOT,
+    TILE,
+    Block,
+    Problem,
+    attend_tile,
+    finish,
+    fold,
+    load_queries,
+    make_scratch,
+)
+
+BLOCK_ROWS = 48  # query rows (queries x heads of the group) that share one gathered key tile
+ITEMS_PER_WORKER = 4
+PARTIAL_FLOATS = 1 << 20  # most memory that splitting may take: 4 MiB
+SERIAL_COST = 64  # below this many rows x tiles, starting a second thread costs more than it saves
+GATHER_COST = 8  # gathering a tile, in rows of arithmetic on it
+
+# What `attend` finds wrong with the values of its index arrays (then: request, value).
+OK, BAD_QUERY_START, BAD_REQUEST, BAD_KV_LEN = range(4)  # and BAD_SLOT
+
+__all__ = ["BAD_KV_LEN", "BAD_QUERY_START", "BAD_REQUEST", "BAD_SLOT", "OK", "attend"]
+
+# Columns of the table of blocks.
+REQUEST, HEAD, ROW, QUERIES, POSITION, TILE_LOW, TILE_HIGH, PARTIAL, PENDING = range(9)
+
+
+@njit(nogil=True)
+def _check(p, rows, table_rows, table_columns, status):
+    """True if the index arrays describe a legal call; else says in `status` what is wrong."""
+    batch = p.requests.size
+    if p.query_start[0] != 0 or p.query_start[batch] != rows:
+        status[0], status[1], status[2] = BAD_QUERY_START, batch, p.query_start[batch]
+        return False
+    for b in range(batch):
+        queries = p.query_start[b + 1] - p.query_start[b]
+        if queries < 0:
+            status[0], status[1], status[2] = BAD_QUERY_START, b, queries
+        elif queries == 0:
+            continue
+        elif p.requests[b] < 0 or p.requests[b] >= table_rows:
+            status[0], status[1], status[2] = BAD_REQUEST, b, p.requests[b]
+        elif p.kv_lens[b] < queries or p.kv_lens[b] > table_columns:
+            status[0], status[1], status[2] = BAD_KV_LEN, b, p.kv_lens[b]
+        if status[0] != OK:
+            return False
+    return True
+
+
+@njit(nogil=True)
+def _cut_blocks(p, most):
+    """The table of blocks; no block has more than `most` queries."""
+    count = 0
+    for b in range(p.requests.size):
+        count += (p.query_start[b + 1] - p.query_start[b] + most - 1) // most
+    blocks = np.zeros((count * p.kv_heads, PENDING + 1), int64)
+    i = 0
+    for b in range(p.requests.size):
+        start, end = p.query_start[b], p.query_start[b + 1]
+        pieces = (end - start + most - 1) // most
+        for piece in range(pieces):
+            low = start + (end - start) * piece // pieces
+            high = start + (end - start) * (piece + 1) // pieces
+            position = p.kv_lens[b] - (end - low)
+            for head in range(p.kv_heads):
+                block = blocks[i]
+                block[REQUEST], block[HEAD], block[ROW], block[QUERIES] = b, head, low, high - low
+                block[POSITION] = position
+                block[TILE_LOW] = max(0, position - p.window) // TILE if p.window >= 0 else 0
+                block[TILE_HIGH] = (position + high - low - 1) // TILE + 1
+                block[PARTIAL] = -1
+                i += 1
+    return blocks
+
+
+@njit(nogil=True)
+def _split(p, blocks, parts):
+    """Mark blocks to be cut into `parts` along the keys; the floats their partial results take."""
+    floats = 0
+    for block in blocks:
+        tiles = block[TILE_HIGH] - block[TILE_LOW]
+        block[PENDING] = min(parts, tiles)
+        if block[PENDING] > 1:
+            block[PARTIAL] = floats
+            floats += tiles * block[QUERIES] * p.group * (p.dim_v + 2)
+    if floats > PARTIAL_FLOATS:
+        floats = 0
+        blocks[:, PENDING] = 1
+        blocks[:, PARTIAL] = -1
+    return floats
+
+
+@njit(nogil=True)
+def _list_items(p, blocks):
+    """(block, first tile, end tile) of every item, and the items' order, costliest first."""
+    count = 0
+    for block in blocks:
+        count += block[PENDING]
+    items = np.empty((count, 3), int64)
+    cost = np.empty(count, int64)
+    i = 0
+    for index in range(len(blocks)):
+        block = blocks[index]
+        low, tiles, parts = block[TILE_LOW], block[TILE_HIGH] - block[TILE_LOW], block[PENDING]
+        for part in range(parts):
+            items[i, 0] = index
+            items[i, 1] = low + tiles * part // parts
+            items[i, 2] = low + tiles * (part + 1) // parts
+            cost[i] = -(items[i, 2] - items[i, 1]) * (block[QUERIES] * p.group + GATHER_COST)
+            i += 1
+    return items, cost.argsort(), -cost.sum()
+
+
+@njit(nogil=True)
+def _work(p, blocks, items, order, partial, block_rows, counter, status):
+    """Take items until none is left."""
+    w = make_scratch(p, block_rows)
+    width = p.dim_v + 2  # a partial result: values, maximum, sum
+    while True:
+        taken = simd.fetch_add(counter, 0, 1)
+        if taken >= order.size:
+            return
+        item = items[order[taken]]
+        row = blocks[item[0]]
+        block = Block(row[REQUEST], row[HEAD], row[ROW], row[QUERIES], row[POSITION])
+        rows = block.queries * p.group
+        load_queries(p, w, block)
+        w.total_max[:rows] = -np.inf
+        w.total_sum[:rows] = 0
+        w.total[: rows * p.dim_v] = 0
+        for tile in range(item[1], item[2]):
+            begin, end = attend_tile(p, w, block, tile, status)
+            if row[PARTIAL] < 0:
+                for r in range(begin, end):
+                    fold(p, w, r, w.row_max[r], w.row_sum[r], w.values, r * p.dim_v)
+                continue
+            at = row[PARTIAL] + (tile - row[TILE_LOW]) * rows * width
+            partial[at : at + rows * width] = 0  # a sum of 0 marks rows that see nothing of the tile
+            for r in range(begin, end):
+                to = at + r * width
+                partial[to : to + p.dim_v] = w.values[r * p.dim_v : (r + 1) * p.dim_v]
+                partial[to + p.dim_v], partial[to + p.dim_v + 1] = w.row_max[r], w.row_sum[r]
+        if row[PARTIAL] < 0:
+            finish(p, w, block)
+        elif simd.fetch_add(blocks.ravel(), item[0] * blocks.shape[1] + PENDING, -1) == 1:
+            for i in range((row[TILE_HIGH] - row[TILE_LOW]) * rows):
+                at = row[PARTIAL] + i * width
+                if partial[at + p.dim_v + 1] != 0:
+                    fold(p, w, i % rows, partial[at + p.dim_v], partial[at + p.dim_v + 1], partial, at)
+            finish(p, w, block)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def attend(
+    q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
+    query_start, kv_lens, rows, table_rows, table_columns, slots, kv_heads, group, dim, dim_v, window, scale, cap,
+    threads,
+):  # fmt: skip
+    """Fill `out`; the status (kind, request, value), of kind `OK` if all is well."""
+    p = Problem(
+        q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
+        query_start, kv_lens, slots, kv_heads, group, dim, dim_v, window, float32(scale), float32(cap),
+    )  # fmt: skip
+    status = np.zeros(3, int64)
+    if not _check(p, rows, table_rows, table_columns, status):
+        return status
+    most = max(1, BLOCK_ROWS // group)
+    blocks = _cut_blocks(p, most)
+    parts = 1
+    if threads > 1 and 0 < len(blocks) < ITEMS_PER_WORKER * threads:
+        parts = (ITEMS_PER_WORKER * threads + len(blocks) - 1) // len(blocks)
+    partial = np.empty(_split(p, blocks, parts), float32)
+    items, order, cost = _list_items(p, blocks)
+    workers = min(threads, order.size)
+    counter = np.zeros(1, int64)
+    if workers <= 1 or cost < SERIAL_COST:
+        _work(p, blocks, items, order, partial, most * group, counter, status)
+    else:
+        for _ in prange(workers):
+            _work(p, blocks, items, order, partial, most * group, counter, status)
+    return status

@@ -1,0 +1,4 @@
+"""(placeholder, filled below)"""
+
+
+def check_contract() -> None: ...

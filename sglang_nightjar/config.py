@@ -1,0 +1,164 @@
+"""`NightjarConfig`: every option of ours, from four sources, validated once.
+
+Precedence: command line, then `NIGHTJAR_*` environment, then the JSON file named by
+`--nightjar-config` (or `NIGHTJAR_CONFIG`), then the defaults below. The result is frozen
+and handed to SGLang's child processes in the `_HANDOFF` environment variable.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from sglang_nightjar.errors import UserError
+from sglang_nightjar.policy.registry import PolicySpec, parse_policy
+
+_HANDOFF = "SGLANG_NIGHTJAR_HANDOFF"
+_ENV_PREFIX = "NIGHTJAR_"
+_PLATFORMS = ("auto", "cpu", "cuda")
+
+
+class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of Nightjar itself; SGLang's own flags stay SGLang's.
+
+    Attributes:
+        policy: who chooses gamma; `off` or `static:N`. Empty: `static:N` with N from
+            SGLang's `--speculative-num-steps` where a draft is configured, else `off`.
+        max_gamma: largest gamma any policy may choose (tokens drafted per step).
+        draft_bits: weight bits of the demo draft, the target's quantized twin: 3 to 8.
+        platform: `auto` takes the GPU where there is one, else the portable CPU
+            platform; `cpu` and `cuda` insist.
+        threads: CPU threads of one rank's kernels; 0 divides the cores among the ranks.
+    """
+
+    policy: str = ""
+    max_gamma: int = 5
+    draft_bits: int = 8
+    platform: str = "auto"
+    threads: int = 0
+
+    def __post_init__(self) -> None:
+        _check_range("max-gamma", self.max_gamma, 1, 16)
+        _check_range("draft-bits", self.draft_bits, 3, 8)
+        _check_range("threads", self.threads, 0, 1024)
+        if self.platform not in _PLATFORMS:
+            raise UserError(f"--nightjar-platform {self.platform!r} is unknown; use one of: {', '.join(_PLATFORMS)}")
+        if self.policy:
+            self.policy_spec()
+
+    def policy_spec(self) -> PolicySpec:
+        """The parsed policy; raises `UserError` where it is unknown or its gamma exceeds `max_gamma`."""
+        return parse_policy(self.policy or "off", max_gamma=self.max_gamma)
+
+    def resolved_platform(self) -> str:
+        """`cpu` or `cuda`: what `auto` means on this machine."""
+        if self.platform != "auto":
+            return self.platform
+        import torch
+
+        return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _check_range(flag: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise UserError(f"--nightjar-{flag} is {value}; choose a value from {low} to {high}")
+
+
+_HELP = {
+    "policy": "who chooses gamma: off, or static:N (default: static with --speculative-num-steps)",
+    "max_gamma": "largest gamma any policy may choose (default: 5)",
+    "draft_bits": "weight bits of the demo draft, 3 to 8 (default: 8)",
+    "platform": "auto, cpu or cuda (default: auto)",
+    "threads": "CPU threads per rank; 0 divides the cores among the ranks (default: 0)",
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports a malformed command line as a `UserError` instead of leaving the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds every `--nightjar-*` flag to `parser`; unset flags stay None."""
+    group = parser.add_argument_group("Nightjar")
+    group.add_argument("--nightjar-config", metavar="FILE", help="JSON file with any of the options below")
+    for field in msgspec.structs.fields(NightjarConfig):
+        flag = "--nightjar-" + field.name.replace("_", "-")
+        group.add_argument(flag, type=str, default=None, metavar=field.name.upper(), help=_HELP[field.name])
+
+
+def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[NightjarConfig, list[str]]:
+    """Reads all four sources.
+
+    Args:
+        argv: command-line words, ours and SGLang's mixed.
+        environ: environment to read; `os.environ` when None.
+    Returns:
+        The configuration, and the words that were not ours, in order.
+    Raises:
+        UserError: an option is unknown, malformed or out of range; the message names it.
+    """
+    environ = os.environ if environ is None else environ
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    add_arguments(parser)
+    parsed, rest = parser.parse_known_args(list(argv))
+    unknown = next((word for word in rest if word.startswith("--nightjar-")), None)
+    if unknown is not None:
+        raise UserError(f"unknown option {unknown}; --help lists the --nightjar-* options")
+
+    file_name = parsed.nightjar_config or environ.get(_ENV_PREFIX + "CONFIG")
+    values: dict[str, Any] = _read_file(Path(file_name)) if file_name else {}
+    for field in msgspec.structs.fields(NightjarConfig):
+        from_env = environ.get(_ENV_PREFIX + field.name.upper())
+        from_cli = getattr(parsed, "nightjar_" + field.name)
+        for text in (from_env, from_cli):
+            if text is not None:
+                values[field.name] = text
+    return _convert(values), rest
+
+
+def make_config(**options: Any) -> NightjarConfig:
+    """A configuration from keyword options (the in-process way); same checks, no environment."""
+    return _convert(options)
+
+
+def _convert(values: Mapping[str, Any]) -> NightjarConfig:
+    known = {field.name: field for field in msgspec.structs.fields(NightjarConfig)}
+    for name, value in values.items():
+        if name not in known:
+            raise UserError(f"unknown Nightjar option {name!r}; known: {', '.join(known)}")
+        try:
+            msgspec.convert(value, known[name].type, strict=False)
+        except msgspec.ValidationError as error:
+            flag = "--nightjar-" + name.replace("_", "-")
+            raise UserError(f"{flag} {value!r} is not valid: {error}") from None
+    return msgspec.convert(dict(values), NightjarConfig, strict=False)
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text())
+    except OSError as error:
+        raise UserError(f"cannot read --nightjar-config {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"--nightjar-config {path} is not valid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"--nightjar-config {path} must hold one JSON object, not a {type(content).__name__}")
+    return content
+
+
+def hand_to_children(config: NightjarConfig) -> None:
+    """Makes `config` the one of this process and of every process it starts from now on."""
+    os.environ[_HANDOFF] = msgspec.json.encode(config).decode()
+
+
+def inherited_config() -> NightjarConfig | None:
+    """The configuration of the Nightjar server this process belongs to, or None in any other process."""
+    text = os.environ.get(_HANDOFF)
+    return None if text is None else msgspec.json.decode(text, type=NightjarConfig)

@@ -1,0 +1,74 @@
+"""The SGLang platform of a machine without a GPU (entry point `sglang.srt.platforms`)."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+from sglang_nightjar.platform.names import ATTENTION_BACKEND, PLATFORM
+
+
+class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """Real float32 serving on CPU: numba attention, prepacked linears, chain speculation.
+
+    Being out of tree makes SGLang dispatch every fused operation to its plain torch
+    form, so nothing of its own CPU engine (AMX kernels) is needed.
+    """
+
+    _enum = PlatformEnum.OOT
+    device_name = PLATFORM
+    device_type = "cpu"
+    capabilities = PlatformCapabilities()
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm == "STANDALONE"
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return algorithm == "STANDALONE" and backend == ATTENTION_BACKEND
+
+    def get_speculative_worker_cls(self, algorithm: str) -> type | None:
+        if algorithm != "STANDALONE":
+            return None
+        from sglang_nightjar.speculation.worker import NightjarStandaloneWorker
+
+        return NightjarStandaloneWorker
+
+    def get_speculative_cache_locs_fn(self) -> Callable[..., torch.Tensor]:
+        from sglang_nightjar.platform.slots import extend_cache_locs
+
+        return extend_cache_locs
+
+    def get_kv_pool_cls(self, *, kind: str) -> type | None:
+        if kind != "mha":
+            return None
+        from sglang_nightjar.platform.kv_pool import CpuKVPool
+
+        return CpuKVPool
+
+    def get_quantization_config(self, quantization: str) -> type | None:
+        from sglang_nightjar.platform.quantization import QUANTIZATION_METHODS
+
+        return QUANTIZATION_METHODS.get(quantization)
+
+    def init_backend(self) -> None:
+        """Runs when a rank's process loads its model runner."""
+        from sglang_nightjar.platform.threads import apply_thread_limits
+
+        apply_thread_limits()
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        from sglang_nightjar.platform.linear import prepack_linears
+
+        prepack_linears(model)

@@ -1,0 +1,31 @@
+"""The two entry points SGLang calls in every process it starts.
+
+Both return at once unless this process belongs to a Nightjar server: the launcher
+(or `sglang_nightjar.Engine`) hands its validated configuration to every child in one
+environment variable, and its presence is what "asked for" means. A stock
+`python -m sglang.launch_server` never has it.
+"""
+
+from sglang_nightjar.config import inherited_config
+
+
+def load() -> None:
+    """Entry point `sglang.srt.plugins`: check the contract, then install the hooks.
+
+    SGLang logs and swallows what a plugin raises, so a failure here must end the
+    process itself: serving half-patched would be worse than not serving.
+    """
+    config = inherited_config()
+    if config is None:
+        return
+    from sglang_nightjar.patches import install_or_exit
+
+    install_or_exit(config)
+
+
+def platform() -> str | None:
+    """Entry point `sglang.srt.platforms`: the portable CPU platform, or None for SGLang's own choice."""
+    config = inherited_config()
+    if config is None or config.resolved_platform() != "cpu":
+        return None
+    return "sglang_nightjar.platform.cpu:NightjarCpuPlatform"

@@ -1,0 +1,1 @@
+"""Chain speculation: drafting, verification, and which KV slots the draft has really seen."""

@@ -1,0 +1,32 @@
+"""Draft validity: one bool per KV slot says whether the draft's KV there belongs to the slot's token.
+
+Draft and target share slot numbers but fill their own buffers. A slot is valid once the
+draft's forward wrote it for the token the target has there, and stops being valid when
+the target alone writes it. Every slot is written by the target before it is read, so a
+freed slot needs no clearing: its next owner's write decides.
+"""
+
+import torch
+
+from sglang_nightjar.kernels.draft_lens import draft_lens
+
+
+class DraftState:
+    """Validity of the draft's KV, by slot."""
+
+    def __init__(self, num_slots: int) -> None:
+        self._valid = torch.zeros(num_slots, dtype=torch.bool)
+
+    def mark(self, slots: torch.Tensor) -> None:
+        """The draft wrote these slots for their present tokens."""
+        self._valid[slots] = True
+
+    def clear(self, slots: torch.Tensor) -> None:
+        """Only the target wrote these slots, or the draft wrote them for tokens that were rejected."""
+        self._valid[slots] = False
+
+    def draft_lens(
+        self, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
+    ) -> torch.Tensor:
+        """Leading positions of each request the draft has seen, int64 [B]; `seq_lens` minus it is the lag."""
+        return draft_lens(self._valid, req_to_token, req_pool_indices, seq_lens)

@@ -1,0 +1,96 @@
+"""Lossless verification of a drafted chain by sampling, for greedy and random requests alike.
+
+At each position of the chain a token is drawn from exactly the distribution the plain
+server would draw it from (same penalties, bias, grammar mask, temperature, filters and
+seed). Drafts are accepted while the draws agree with them; the first draw that does not
+is itself the next token. A draft proposed with certainty is thereby accepted with the
+target's own probability of it, which is what speculative sampling prescribes
+(Leviathan et al. 2023, with a point-mass proposal), and a seeded request gets the very
+tokens it would get without speculation.
+"""
+
+import copy
+import dataclasses
+from typing import Any
+
+import torch
+
+from sglang_nightjar.speculation.penalties import apply_penalties
+
+
+def sample_chain(
+    *,
+    sampler: Any,
+    logits: torch.Tensor,
+    candidates: torch.Tensor,
+    seq_lens: torch.Tensor,
+    reqs: list[Any],
+    sampling_info: Any,
+    grammar_mask: Any | None,
+) -> torch.Tensor:
+    """Draws a token at every position of every chain.
+
+    Args:
+        sampler: SGLang's `Sampler` of the target.
+        logits: float32 [B * n, V], row b * n + j after `candidates[b, j]`. Adjusted in place by
+            penalties, grammar and bias, as SGLang's own sampling does, so that logprobs taken
+            from it afterwards are the plain server's.
+        candidates: int64 [B, n]: bonus token, then drafts.
+        seq_lens: int64 [B], position of the bonus token.
+        reqs: SGLang requests, for penalties.
+        sampling_info: the batch's `SamplingBatchInfo`.
+        grammar_mask: mask over the B * n rows, or None.
+    Returns:
+        int64 [B, n].
+    """
+    batch_size, width = candidates.shape
+    apply_penalties(logits.view(batch_size, width, -1), reqs, candidates)
+    if grammar_mask is not None:
+        grammar_mask.apply(logits)
+    if sampling_info.logit_bias is not None:
+        logits.view(batch_size, width, -1).add_(sampling_info.logit_bias.unsqueeze(1))
+
+    positions = (seq_lens.to(torch.int64).unsqueeze(1) + torch.arange(width)).flatten()
+    tokens = sampler(
+        _LogitsOnly(logits if sampling_info.is_all_greedy else logits.clone()),  # the sampler works in place
+        _repeat_rows(sampling_info, width),
+        False,
+        [],
+        [],
+        positions,
+    )
+    return tokens.to(torch.int64).view(batch_size, width)
+
+
+def accepted_drafts(tokens: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Drafts in agreement with the draws before the first disagreement, int64 [B]."""
+    agrees = tokens[:, :-1] == candidates[:, 1:]
+    return agrees.long().cumprod(1).sum(1)
+
+
+class _LogitsOnly:
+    """The one field of SGLang's `LogitsProcessorOutput` that sampling reads."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.next_token_logits = logits
+
+
+def _repeat_rows(info: Any, times: int) -> Any:
+    """`info` with every request's parameters repeated for each of its rows."""
+
+    def repeat(rows: torch.Tensor | None) -> torch.Tensor | None:
+        return None if rows is None else rows.repeat_interleave(times, dim=0)
+
+    repeated = copy.copy(info)
+    for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
+        setattr(repeated, name, repeat(getattr(info, name)))
+    # Applied above already; the sampler must not apply or capture them again.
+    return dataclasses.replace(
+        repeated,
+        penalizer_orchestrator=None,
+        acc_additive_penalties=None,
+        acc_scaling_penalties=None,
+        logit_bias=None,
+        grammars=None,
+        sampling_mask_batch_indices=None,
+    )

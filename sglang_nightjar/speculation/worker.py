@@ -1,0 +1,130 @@
+"""The speculative worker SGLang's scheduler drives on the CPU platform.
+
+One call is one scheduler step: a prefill (target, then draft over the same tokens), or a
+decode round (draft a chain, verify it in one target forward, commit what agrees).
+Upstream seam: `SRTPlatform.get_speculative_worker_cls("STANDALONE")`.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.runtime_context import get_device, get_schedule, get_spec
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, draft_tp_context
+from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
+
+from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
+from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
+from sglang_nightjar.speculation.sampling import accepted_drafts, sample_chain
+
+
+class NightjarStandaloneWorker(StandaloneWorkerV2):
+    """Chain speculation with a separate draft model, lossless under every sampling setting."""
+
+    _draft_worker: ChainDraftWorker
+
+    def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        BaseSpecWorker.__init__(self)
+        self.server_args = server_args
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.gpu_id = gpu_id
+        self.device = get_device().device
+        self._target_worker = target_worker
+        self.page_size = get_schedule().page_size
+        self.speculative_algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
+        self._draft_worker = ChainDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+        self.adaptive_controller = None
+
+    @property
+    def spec_v2_attn_backends(self) -> tuple[Any, ...]:
+        return (self._target_worker.model_runner.attn_backend, self._draft_worker.draft_runner.attn_backend)
+
+    def forward_batch_generation(
+        self,
+        batch: Any,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        grammar_barrier: Callable[[], None] | None = None,
+        pp_proxy_tensors: Any | None = None,
+    ) -> Any:
+        """Runs one step of `batch`; the scheduler restores the batch's fields afterwards."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
+            result = self._prefill(batch)
+        else:
+            result = self._decode(batch, grammar_barrier)
+        if on_publish is not None:
+            on_publish(result.new_seq_lens)
+        return result
+
+    def _prefill(self, batch: Any) -> Any:
+        result = self.target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.NULL)
+        result.new_seq_lens = batch.seq_lens
+        with draft_tp_context(self._draft_worker.parallel_layout):
+            self._draft_worker.prefill(batch)
+        result.next_draft_input = ChainDraftInput(bonus_tokens=result.next_token_ids)
+        return result
+
+    def _decode(self, batch: Any, grammar_barrier: Callable[[], None] | None) -> Any:
+        gamma = self.speculative_num_steps
+        with draft_tp_context(self._draft_worker.parallel_layout):
+            candidates = self._draft_worker.draft_chain(batch, gamma)
+        result = self._verify(batch, candidates, grammar_barrier)
+        self._draft_worker.settle(batch, result.accept_lens, gamma)
+        return result
+
+    def _verify(self, batch: Any, candidates: torch.Tensor, grammar_barrier: Callable[[], None] | None) -> Any:
+        batch_size, width = candidates.shape
+        seq_lens = batch.seq_lens
+        verify_input = chain_verify_input(candidates, seq_lens)
+        batch.spec_info = verify_input
+        forward_batch, can_run_cuda_graph = eagle_prepare_for_verify(
+            verify_input, self.req_to_token_pool, batch, self.target_worker
+        )
+        logits_output = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=forward_batch, is_verify=True
+        ).logits_output
+
+        grammar_mask = None
+        if batch.has_grammar:
+            grammar_mask = build_grammar_vocab_mask(
+                reqs=batch.reqs,
+                tree=GrammarTree.from_device(
+                    verify_input.retrieve_next_token, verify_input.retrieve_next_sibling, candidates
+                ),
+                sampling_info=batch.sampling_info,
+                device=candidates.device,
+                barrier=grammar_barrier,
+            )
+        tokens = sample_chain(
+            sampler=self.target_worker.model_runner.sampler,
+            logits=logits_output.next_token_logits,
+            candidates=candidates,
+            seq_lens=seq_lens,
+            reqs=batch.reqs,
+            sampling_info=batch.sampling_info,
+            grammar_mask=grammar_mask,
+        )
+        accepted = accepted_drafts(tokens, candidates)
+        index = torch.arange(batch_size * width, dtype=torch.int32).view(batch_size, width)
+        accept_index = torch.where(torch.arange(width) <= accepted.unsqueeze(1), index, -1)
+        predict = tokens.to(torch.int32).flatten()
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, logits_output, predict, accept_index=accept_index)
+        accept_lens = (accepted + 1).to(torch.int32)
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=predict,
+            can_run_cuda_graph=can_run_cuda_graph,
+            speculative_num_draft_tokens=width,
+            next_draft_input=ChainDraftInput(bonus_tokens=tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)),
+            accept_lens=accept_lens,
+            accept_index=accept_index,
+            new_seq_lens=seq_lens + accept_lens,
+        )
