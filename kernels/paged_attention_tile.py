@@ -19,7 +19,7 @@ from numba import float32, int64, njit
 
 from sglang_nightjar.kernels import simd
 
-TILE = 128  # keys
+TILE = 256  # keys
 STRIP = 16  # keys whose scores a row holds in two vectors
 BAD_SLOT = 4  # status of a slot outside the cache
 

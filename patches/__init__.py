@@ -1,23 +1,18 @@
 """Every hook into SGLang, one module per seam, behind one contract.
 
-`install` runs in each of SGLang's processes. It checks the contract before it touches
-anything, so drift ends the start with the name of what changed.
+A Nightjar server's first process checks the contract (`contract.check_contract`), then
+every process it starts installs the hooks it needs. SGLang logs and swallows what fails
+while hooks are applied, so the worker asks `verify_installed` before it serves.
 """
 
 import os
 import sys
 
 from sglang_nightjar.config import NightjarConfig
-from sglang_nightjar.patches.contract import check_contract
 
 
 def install(config: NightjarConfig) -> None:
-    """Checks the contract and installs every hook this configuration needs.
-
-    Raises:
-        ContractError: an upstream name is missing or has other parameters.
-    """
-    check_contract()
+    """Installs every hook this configuration needs in this process."""
     if config.resolved_platform() == "cpu":
         from sglang_nightjar.patches import choices, slots
 
@@ -26,9 +21,20 @@ def install(config: NightjarConfig) -> None:
 
 
 def install_or_exit(config: NightjarConfig) -> None:
-    """`install`, ending the process on failure (SGLang would swallow the exception and serve on)."""
+    """`install`, ending the process on failure: SGLang would swallow the exception and serve half-patched."""
     try:
         install(config)
     except Exception as error:
-        print(f"[nightjar] error: {error}", file=sys.stderr, flush=True)
+        print(f"[nightjar] error: cannot install the hooks into SGLang: {error!r}", file=sys.stderr, flush=True)
         os._exit(1)
+
+
+def verify_installed() -> None:
+    """Makes sure that SGLang applied the hooks registered by `install`.
+
+    Raises:
+        RuntimeError: it did not; the message names the target.
+    """
+    from sglang_nightjar.patches import slots
+
+    slots.verify()

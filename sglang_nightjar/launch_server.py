@@ -95,7 +95,7 @@ def _print_help() -> None:
 
 def _serve(server_args: Any) -> None:
     from sglang.launch_server import run_server
-    from sglang.srt.utils import kill_process_tree
+    from sglang.srt.utils.common import kill_process_tree
 
     try:
         run_server(server_args)

@@ -5,6 +5,7 @@ from typing import Any
 
 from sglang_nightjar.config import NightjarConfig, hand_to_children
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.patches.contract import check_contract
 from sglang_nightjar.platform.names import PLATFORM
 from sglang_nightjar.platform.threads import set_thread_environment
 from sglang_nightjar.serving.checkpoints import check_checkpoints
@@ -19,8 +20,10 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
     install theirs when SGLang loads its plugins.
 
     Raises:
+        ContractError: the installed SGLang is not the one this code was written for.
         UserError: SGLang has already chosen another platform in this process.
     """
+    check_contract()
     on_cpu = config.resolved_platform() == "cpu"
     if on_cpu:
         set_thread_environment(config, ranks)

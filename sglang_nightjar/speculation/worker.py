@@ -19,6 +19,7 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, draft_tp_context
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
+from sglang_nightjar.patches import verify_installed
 from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
 from sglang_nightjar.speculation.sampling import accepted_drafts, sample_chain
@@ -30,6 +31,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
     _draft_worker: ChainDraftWorker
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
+        verify_installed()
         BaseSpecWorker.__init__(self)
         self.server_args = server_args
         self.topk = get_spec().speculative_eagle_topk
