@@ -9,7 +9,6 @@ each earlier one sees one key less.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from numba import get_num_threads
 
@@ -86,35 +85,23 @@ def paged_attention(
     elif _shape("out", out, 3, torch.float32) != (rows, heads, dim_v):
         raise ValueError(f"out is {tuple(out.shape)}; the result is {(rows, heads, dim_v)}")
     requests, starts, lengths = _int64(req_pool_indices), _int64(query_start), _int64(kv_lens)
-    status = cpu.attend(
-        *_flat(q),
-        *_flat(k_cache),
-        *_flat(v_cache),
-        *_flat(out),
-        *_flat(req_to_token),
-        requests,
-        starts,
-        lengths,
-        rows,
-        table_rows,
-        columns,
-        slots,
-        kv_heads,
-        heads // kv_heads,
-        dim,
-        dim_v,
-        int(window),
-        float(scale),
-        float(logit_cap),
-        get_num_threads(),
+    kind, b, value = cpu.attend(
+        *(q.data_ptr(), q.stride(0), q.stride(1)),
+        *(k_cache.data_ptr(), k_cache.stride(0), k_cache.stride(1)),
+        *(v_cache.data_ptr(), v_cache.stride(0), v_cache.stride(1)),
+        *(out.data_ptr(), out.stride(0), out.stride(1)),
+        *(req_to_token.data_ptr(), req_to_token.stride(0)),
+        *(requests.data_ptr(), starts.data_ptr(), lengths.data_ptr()),
+        *(rows, batch, table_rows, columns, slots),
+        *(kv_heads, heads // kv_heads, dim, dim_v),
+        *(int(window), float(scale), float(logit_cap), get_num_threads()),
     )
-    kind, b, value = (int(number) for number in status)
     if kind == cpu.BAD_QUERY_START:
         raise ValueError(f"query_start is {starts.tolist()}; it must rise from 0 to the {rows} rows of q")
     if kind == cpu.BAD_REQUEST:
         raise ValueError(f"req_pool_indices[{b}] is {value}; req_to_token has {table_rows} rows")
     if kind == cpu.BAD_KV_LEN:
-        queries = starts[b + 1] - starts[b]
+        queries = int(starts[b + 1] - starts[b])
         raise ValueError(
             f"kv_lens[{b}] is {value}; it must be from {queries} (its queries) to {columns} (req_to_token)"
         )
@@ -175,14 +162,5 @@ def _shape(name: str, tensor: torch.Tensor, dims: int, dtype: torch.dtype | None
     return tuple(tensor.shape)
 
 
-def _flat(tensor: torch.Tensor) -> tuple[np.ndarray | int, ...]:
-    """The memory a tensor spans as one flat array, and the strides of all but its last dimension."""
-    strides = tensor.stride()
-    span = (
-        0 if 0 in tensor.shape else 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, strides, strict=True))
-    )
-    return (tensor.as_strided((span,), (1,)).numpy(), *strides[:-1])
-
-
-def _int64(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.to(torch.int64).contiguous().numpy()
+def _int64(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to(torch.int64).contiguous()

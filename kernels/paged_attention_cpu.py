@@ -168,19 +168,29 @@ def _work(p, blocks, items, order, partial, block_rows, counter, status):
 @njit(parallel=True, nogil=True, cache=True)
 def attend(
     q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
-    query_start, kv_lens, rows, table_rows, table_columns, slots, kv_heads, group, dim, dim_v, window, scale, cap,
-    threads,
+    query_start, kv_lens, rows, batch, table_rows, table_columns, slots, kv_heads, group, dim, dim_v, window, scale,
+    cap, threads,
 ):  # fmt: skip
-    """Fill `out`; the status (kind, request, value), of kind `OK` if all is well."""
+    """Fill `out`; the status (kind, request, value), of kind `OK` if all is well.
+
+    Tensors come as addresses, with their strides in elements.
+    """
     p = Problem(
-        q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
-        query_start, kv_lens, slots, kv_heads, group, dim, dim_v, window, float32(scale), float32(cap),
+        simd.float32_at(q, rows * q_row), q_row, q_head,
+        simd.float32_at(k, slots * k_slot), k_slot, k_head,
+        simd.float32_at(v, slots * v_slot), v_slot, v_head,
+        simd.float32_at(out, rows * out_row), out_row, out_head,
+        simd.int32_at(table, table_rows * table_row), table_row,
+        simd.int64_at(requests, batch), simd.int64_at(query_start, batch + 1), simd.int64_at(kv_lens, batch),
+        slots, kv_heads, group, dim, dim_v, window, float32(scale), float32(cap),
     )  # fmt: skip
     status = np.zeros(3, int64)
     if not _check(p, rows, table_rows, table_columns, status):
-        return status
-    most = max(1, BLOCK_ROWS // group)
-    blocks = _cut_blocks(p, most)
+        return status[0], status[1], status[2]
+    blocks = _cut_blocks(p, max(1, BLOCK_ROWS // group))
+    block_rows = 0
+    for block in blocks:
+        block_rows = max(block_rows, block[QUERIES] * group)
     parts = 1
     if threads > 1 and 0 < len(blocks) < ITEMS_PER_WORKER * threads:
         parts = (ITEMS_PER_WORKER * threads + len(blocks) - 1) // len(blocks)
@@ -189,8 +199,8 @@ def attend(
     workers = min(threads, order.size)
     counter = np.zeros(1, int64)
     if workers <= 1 or cost < SERIAL_COST:
-        _work(p, blocks, items, order, partial, most * group, counter, status)
+        _work(p, blocks, items, order, partial, block_rows, counter, status)
     else:
         for _ in prange(workers):
-            _work(p, blocks, items, order, partial, most * group, counter, status)
-    return status
+            _work(p, blocks, items, order, partial, block_rows, counter, status)
+    return status[0], status[1], status[2]

@@ -19,7 +19,7 @@ from numba import float32, int64, njit
 
 from sglang_nightjar.kernels import simd
 
-TILE = 256  # keys
+TILE = 128  # keys
 STRIP = 16  # keys whose scores a row holds in two vectors
 BAD_SLOT = 4  # status of a slot outside the cache
 
@@ -84,9 +84,9 @@ class Block(NamedTuple):
 def make_scratch(p, block_rows):
     rows = block_rows + 3  # the inner loops take four rows at a time
     return Scratch(
-        q=np.zeros(rows * p.dim, float32),
-        keys=np.zeros(TILE * p.dim, float32),
-        weights=np.zeros(rows * TILE, float32),
+        q=np.zeros(rows * p.dim, float32),  # rows that only fill up a four stay finite
+        keys=np.empty(TILE * p.dim, float32),
+        weights=np.empty(rows * TILE, float32),
         row_max=np.empty(rows, float32),
         row_sum=np.empty(rows, float32),
         values=np.empty(rows * p.dim_v, float32),

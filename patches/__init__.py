@@ -14,9 +14,11 @@ from sglang_nightjar.config import NightjarConfig
 def install(config: NightjarConfig) -> None:
     """Installs every hook this configuration needs in this process."""
     if config.resolved_platform() == "cpu":
-        from sglang_nightjar.patches import choices, slots
+        from sglang_nightjar.patches import choices, finish, seeded_sampling, slots
 
         choices.install()
+        finish.install()
+        seeded_sampling.install()
         slots.install()
 
 
@@ -35,6 +37,7 @@ def verify_installed() -> None:
     Raises:
         RuntimeError: it did not; the message names the target.
     """
-    from sglang_nightjar.patches import slots
+    from sglang_nightjar.patches import finish, seeded_sampling, slots
 
-    slots.verify()
+    for hook in (finish, seeded_sampling, slots):
+        hook.verify()

@@ -4,8 +4,10 @@ from typing import Any
 
 from sglang.srt.arg_groups.choices import (
     add_attention_backend_choices,
+    add_deterministic_attention_backend_choices,
     add_draft_attention_backend_choices,
     add_quantization_method_choices,
+    add_radix_supported_deterministic_attention_backend_choices,
 )
 from sglang.srt.layers.attention.attention_registry import register_attention_backend
 from sglang.srt.layers.quantization import QUANTIZATION_METHODS as UPSTREAM_METHODS
@@ -24,5 +26,8 @@ def install() -> None:
 
     add_attention_backend_choices([ATTENTION_BACKEND])
     add_draft_attention_backend_choices([ATTENTION_BACKEND])
+    # A query row gives the same bits in any batch, with or without a cached prefix.
+    add_deterministic_attention_backend_choices([ATTENTION_BACKEND])
+    add_radix_supported_deterministic_attention_backend_choices([ATTENTION_BACKEND])
     add_quantization_method_choices(list(QUANTIZATION_METHODS))
     UPSTREAM_METHODS.update(QUANTIZATION_METHODS)

@@ -1,8 +1,8 @@
 """`NightjarConfig`: every option of ours, from four sources, validated once.
 
-Precedence: command line, then `NIGHTJAR_*` environment, then the JSON file named by
-`--nightjar-config` (or `NIGHTJAR_CONFIG`), then the defaults below. The result is frozen
-and handed to SGLang's child processes in the `_HANDOFF` environment variable.
+Precedence: command line (or `Engine` keywords), then `NIGHTJAR_*` environment, then the
+JSON file named by `--nightjar-config` (or `NIGHTJAR_CONFIG`), then the defaults below. The
+result is frozen and handed to SGLang's child processes in the `_HANDOFF` variable.
 """
 
 import argparse
@@ -19,6 +19,8 @@ from sglang_nightjar.policy.registry import PolicySpec, parse_policy
 
 _HANDOFF = "SGLANG_NIGHTJAR_HANDOFF"
 _ENV_PREFIX = "NIGHTJAR_"
+_FILE = "config"  # names the JSON file; an option of every source but the file itself
+_NOT_OPTIONS = ("NIGHTJAR_CACHE",)  # read elsewhere: where converted models are kept
 _PLATFORMS = ("auto", "cpu", "cuda")
 
 
@@ -42,8 +44,8 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     threads: int = 0
 
     def __post_init__(self) -> None:
-        _check_range("max-gamma", self.max_gamma, 1, 16)
-        _check_range("draft-bits", self.draft_bits, 3, 8)
+        _check_range("max_gamma", self.max_gamma, 1, 16)
+        _check_range("draft_bits", self.draft_bits, 3, 8)
         _check_range("threads", self.threads, 0, 1024)
         if self.platform not in _PLATFORMS:
             raise UserError(f"--nightjar-platform {self.platform!r} is unknown; use one of: {', '.join(_PLATFORMS)}")
@@ -63,9 +65,9 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_range(flag: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
-        raise UserError(f"--nightjar-{flag} is {value}; choose a value from {low} to {high}")
+        raise UserError(f"{_flag(name)} is {value}; choose a value from {low} to {high}")
 
 
 _HELP = {
@@ -89,8 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("Nightjar")
     group.add_argument("--nightjar-config", metavar="FILE", help="JSON file with any of the options below")
     for field in msgspec.structs.fields(NightjarConfig):
-        flag = "--nightjar-" + field.name.replace("_", "-")
-        group.add_argument(flag, type=str, default=None, metavar=field.name.upper(), help=_HELP[field.name])
+        group.add_argument(_flag(field.name), default=None, metavar=field.name.upper(), help=_HELP[field.name])
 
 
 def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -> tuple[NightjarConfig, list[str]]:
@@ -104,28 +105,28 @@ def load_config(argv: Sequence[str], environ: Mapping[str, str] | None = None) -
     Raises:
         UserError: an option is unknown, malformed or out of range; the message names it.
     """
-    environ = os.environ if environ is None else environ
     parser = _Parser(add_help=False, allow_abbrev=False)
     add_arguments(parser)
     parsed, rest = parser.parse_known_args(list(argv))
     unknown = next((word for word in rest if word.startswith("--nightjar-")), None)
     if unknown is not None:
         raise UserError(f"unknown option {unknown}; --help lists the --nightjar-* options")
-
-    file_name = parsed.nightjar_config or environ.get(_ENV_PREFIX + "CONFIG")
-    values: dict[str, Any] = _read_file(Path(file_name)) if file_name else {}
-    for field in msgspec.structs.fields(NightjarConfig):
-        from_env = environ.get(_ENV_PREFIX + field.name.upper())
-        from_cli = getattr(parsed, "nightjar_" + field.name)
-        for text in (from_env, from_cli):
-            if text is not None:
-                values[field.name] = text
-    return _convert(values), rest
+    given = {name.removeprefix("nightjar_"): value for name, value in vars(parsed).items() if value is not None}
+    return _merge(given, environ), rest
 
 
-def make_config(**options: Any) -> NightjarConfig:
-    """A configuration from keyword options (the in-process way); same checks, no environment."""
-    return _convert(options)
+def make_config(options: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> NightjarConfig:
+    """The same for keyword options: `options` stand where the command line does, names without a prefix."""
+    return _merge(options, environ)
+
+
+def _merge(given: Mapping[str, Any], environ: Mapping[str, str] | None) -> NightjarConfig:
+    from_environment = _read_environment(os.environ if environ is None else environ)
+    values = {**from_environment, **given}
+    file_name = values.pop(_FILE, None)
+    if file_name is not None:
+        values = {**_read_file(Path(file_name)), **values}
+    return _convert(values)
 
 
 def _convert(values: Mapping[str, Any]) -> NightjarConfig:
@@ -136,18 +137,34 @@ def _convert(values: Mapping[str, Any]) -> NightjarConfig:
         try:
             msgspec.convert(value, known[name].type, strict=False)
         except msgspec.ValidationError as error:
-            flag = "--nightjar-" + name.replace("_", "-")
-            raise UserError(f"{flag} {value!r} is not valid: {error}") from None
+            raise UserError(f"{_flag(name)} {value!r} is not valid: {error}") from None
     return msgspec.convert(dict(values), NightjarConfig, strict=False)
+
+
+def _flag(name: str) -> str:
+    return "--nightjar-" + name.replace("_", "-")
+
+
+def _read_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The `NIGHTJAR_*` options that are set; an empty variable counts as unset."""
+    known = (_FILE, *(field.name for field in msgspec.structs.fields(NightjarConfig)))
+    variables = {_ENV_PREFIX + name.upper(): name for name in known}
+    for name in environ:
+        if name.startswith(_ENV_PREFIX) and name not in variables and name not in _NOT_OPTIONS:
+            raise UserError(
+                f"the environment variable {name} is no option of Nightjar's; unset it or use one of: "
+                f"{', '.join((*variables, *_NOT_OPTIONS))}"
+            )
+    return {option: environ[name] for name, option in variables.items() if environ.get(name)}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except OSError as error:
-        raise UserError(f"cannot read --nightjar-config {path}: {error.strerror}") from None
+        raise UserError(f"cannot read --nightjar-config {path}: {error.strerror}; give a JSON file") from None
     except ValueError as error:
-        raise UserError(f"--nightjar-config {path} is not valid JSON: {error}") from None
+        raise UserError(f"--nightjar-config {path} is not valid JSON: {error}; correct the file") from None
     if not isinstance(content, dict):
         raise UserError(f"--nightjar-config {path} must hold one JSON object, not a {type(content).__name__}")
     return content

@@ -6,6 +6,7 @@ must be set before torch is imported, so the launcher does it for its children.
 """
 
 import os
+from collections.abc import Sequence
 
 from sglang_nightjar.config import NightjarConfig, inherited_config
 
@@ -15,9 +16,19 @@ def thread_share(config: NightjarConfig, ranks: int) -> int:
     return config.threads or max(1, len(os.sched_getaffinity(0)) // ranks)
 
 
+def core_groups(cores: Sequence[int], ranks: int) -> str:
+    """SGLang's notation of which `cores` each rank has, such as `0,1|2,3`; shared where there are fewer than ranks."""
+    share = max(1, len(cores) // ranks)
+    firsts = [rank * share % len(cores) for rank in range(ranks)]
+    return "|".join(",".join(map(str, cores[first : first + share])) for first in firsts)
+
+
 def set_thread_environment(config: NightjarConfig, ranks: int) -> None:
     """Sets what child processes must find before they import torch or numba; the user's own settings win."""
     share = str(thread_share(config, ranks))
+    if ranks > 1:
+        # SGLang expects a NUMA node per rank unless told which cores each one has.
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", core_groups(sorted(os.sched_getaffinity(0)), ranks))
     for name, value in {
         "OMP_NUM_THREADS": share,
         "MKL_NUM_THREADS": share,

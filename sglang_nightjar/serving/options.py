@@ -19,6 +19,7 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "disable_overlap_schedule": True,
     "chunked_prefill_size": 2048,
     "max_running_requests": 48,
+    "sleep_on_idle": True,  # an idle scheduler would otherwise poll on a core of its own
 }
 _DEMO_GAMMA = 3
 

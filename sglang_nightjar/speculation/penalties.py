@@ -20,38 +20,27 @@ def apply_penalties(logits: torch.Tensor, reqs: list[Any], candidates: torch.Ten
     """
     for rows, req, chain in zip(logits, reqs, candidates, strict=True):
         params = req.sampling_params
-        counting = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0
-        shortest = params.min_new_tokens - len(req.output_ids)
-        if not counting and shortest <= 0:
-            continue
-        counts = _counts(req.output_ids, rows.shape[-1]) if counting else None
-        for j, row in enumerate(rows):
-            if counts is not None:
-                if j > 0:
-                    counts[chain[j]] += 1
-                _penalize_counts(row, counts, params)
-            if j < shortest:
-                row[_stop_tokens(req)] = float("-inf")
+        if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0:
+            output = torch.tensor(req.output_ids, dtype=torch.int64, device=logits.device)
+            for j, row in enumerate(rows):
+                _penalize_output(row, torch.cat([output, chain[1 : j + 1]]), params)
+        missing = params.min_new_tokens - len(req.output_ids)
+        if missing > 0:
+            rows[:missing, _stop_tokens(req)] = float("-inf")
 
 
-def _counts(tokens: list[int], vocab_size: int) -> torch.Tensor:
-    return torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=vocab_size).to(torch.float32)
-
-
-def _penalize_counts(row: torch.Tensor, counts: torch.Tensor, params: Any) -> None:
-    seen = counts > 0
-    row.sub_(counts * params.frequency_penalty)
-    row.sub_(seen * params.presence_penalty)
-    if params.repetition_penalty != 1.0:
-        scaled = torch.where(row < 0, row * params.repetition_penalty, row / params.repetition_penalty)
-        row.copy_(torch.where(seen, scaled, row))
+def _penalize_output(row: torch.Tensor, output: torch.Tensor, params: Any) -> None:
+    """Penalizes the tokens of `output` in `row`, additive penalties first, as upstream does."""
+    seen, counts = output.unique(return_counts=True)
+    values = row[seen] - (counts * params.frequency_penalty + params.presence_penalty)
+    scale = params.repetition_penalty
+    row[seen] = torch.where(values < 0, values * scale, values / scale)
 
 
 def _stop_tokens(req: Any) -> list[int]:
     """Every token that may end the request (upstream seam: `BatchedMinNewTokensPenalizer`)."""
-    tokenizer = req.tokenizer
     stops = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    if tokenizer is not None:
-        stops |= set(getattr(tokenizer, "additional_stop_token_ids", None) or ())
-        stops.add(tokenizer.eos_token_id)
-    return sorted(token for token in stops if token is not None)
+    if req.tokenizer is not None:
+        stops |= set(req.tokenizer.additional_stop_token_ids or ())
+        stops.add(req.tokenizer.eos_token_id)
+    return sorted(stops - {None})

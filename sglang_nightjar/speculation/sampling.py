@@ -9,13 +9,15 @@ target's own probability of it, which is what speculative sampling prescribes
 tokens it would get without speculation.
 """
 
-import copy
 import dataclasses
 from typing import Any
 
 import torch
 
 from sglang_nightjar.speculation.penalties import apply_penalties
+
+# What SGLang's sampler reads of a request; each is a tensor with one row per request, or None.
+_PER_REQUEST = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
 
 
 def sample_chain(
@@ -44,20 +46,21 @@ def sample_chain(
         int64 [B, n].
     """
     batch_size, width = candidates.shape
-    apply_penalties(logits.view(batch_size, width, -1), reqs, candidates)
+    by_request = logits.view(batch_size, width, -1)
+    apply_penalties(by_request, reqs, candidates)
     if grammar_mask is not None:
         grammar_mask.apply(logits)
     if sampling_info.logit_bias is not None:
-        logits.view(batch_size, width, -1).add_(sampling_info.logit_bias.unsqueeze(1))
+        by_request.add_(sampling_info.logit_bias.unsqueeze(1))
 
-    positions = (seq_lens.to(torch.int64).unsqueeze(1) + torch.arange(width)).flatten()
+    steps = torch.arange(width, device=candidates.device)
     tokens = sampler(
-        _LogitsOnly(logits if sampling_info.is_all_greedy else logits.clone()),  # the sampler works in place
+        _LogitsOnly(logits if sampling_info.is_all_greedy else logits.clone()),  # sampling overwrites them
         _repeat_rows(sampling_info, width),
         False,
         [],
         [],
-        positions,
+        (seq_lens.to(torch.int64).unsqueeze(1) + steps).flatten(),
     )
     return tokens.to(torch.int64).view(batch_size, width)
 
@@ -77,20 +80,6 @@ class _LogitsOnly:
 
 def _repeat_rows(info: Any, times: int) -> Any:
     """`info` with every request's parameters repeated for each of its rows."""
-
-    def repeat(rows: torch.Tensor | None) -> torch.Tensor | None:
-        return None if rows is None else rows.repeat_interleave(times, dim=0)
-
-    repeated = copy.copy(info)
-    for name in ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed"):
-        setattr(repeated, name, repeat(getattr(info, name)))
-    # Applied above already; the sampler must not apply or capture them again.
-    return dataclasses.replace(
-        repeated,
-        penalizer_orchestrator=None,
-        acc_additive_penalties=None,
-        acc_scaling_penalties=None,
-        logit_bias=None,
-        grammars=None,
-        sampling_mask_batch_indices=None,
-    )
+    rows = {name: getattr(info, name) for name in _PER_REQUEST}
+    repeated = {name: row.repeat_interleave(times, dim=0) for name, row in rows.items() if row is not None}
+    return dataclasses.replace(info, **repeated)

@@ -1,0 +1,211 @@
+"""What the portable CPU platform does on this machine: linears by themselves, then real servers.
+
+    scripts/python bench/platform.py --json platform.json
+
+Part 1 times the linears of the demo model, plain against prepacked. Part 2 serves the
+demo pair without speculation and with gamma 1, 3 and 5, all at once (an idle server
+sleeps), and loads one after the other at each concurrency. Every arm is measured in every
+repeat, so that drift of the machine hits all alike; figures are medians over the repeats.
+Compare them within one run only.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+from serving import Server, serve_all  # noqa: E402
+
+GAMMAS = (0, 1, 3, 5)
+CONCURRENCIES = (1, 8, 32)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+# Outputs x inputs of one layer of SmolLM2-135M (30 of them), and of its head.
+LAYER_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+LAYERS = 30
+HEAD_SHAPE = (49152, 576)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens generated per request")
+    parser.add_argument("--parts", default="linear,servers", help="linear, servers, or both")
+    options = parser.parse_args()
+
+    result: dict[str, Any] = {"machine": machine()}
+    if "linear" in options.parts:
+        result["linear"] = bench_linears(options.repeats)
+    if "servers" in options.parts:
+        result["servers"] = bench_servers(options.repeats, options.max_tokens)
+    options.json.write_text(json.dumps(result, indent=2) + "\n")
+    print(report(result))
+
+
+def machine() -> dict[str, Any]:
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    model = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "commit": commit.stdout.strip(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def bench_linears(repeats: int) -> list[dict[str, float]]:
+    """Milliseconds for every matmul of one forward of the demo model, by rows and method."""
+    os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    import torch
+
+    from sglang_nightjar.kernels.int8_linear import int8_linear, quantize_weight
+    from sglang_nightjar.kernels.packed_linear import PackedLinear
+
+    weights = [torch.randn(shape) for _ in range(LAYERS) for shape in LAYER_SHAPES] + [torch.randn(HEAD_SHAPE)]
+    packed = [PackedLinear(weight) for weight in weights]
+    quantized = [quantize_weight(weight, 8) for weight in weights]
+    linear = torch.nn.functional.linear
+
+    def run(inputs: list[Any], calls: Callable[[int, Any], Any]) -> float:
+        begin = time.perf_counter()
+        for index, x in enumerate(inputs):
+            calls(index, x)
+        return (time.perf_counter() - begin) * 1e3
+
+    methods: dict[str, Callable[[int, Any], Any]] = {
+        "plain_ms": lambda index, x: linear(x, weights[index]),
+        "packed_ms": lambda index, x: packed[index](x),
+        "int8_ms": lambda index, x: int8_linear(x, quantized[index].q, quantized[index].scale),
+    }
+    table = []
+    for rows in ROWS:
+        inputs = [torch.randn(rows, weight.shape[1]) for weight in weights]
+        times: dict[str, list[float]] = {name: [] for name in methods}
+        for repeat in range(repeats * 4 + 1):
+            for name, calls in methods.items():
+                elapsed = run(inputs, calls)
+                if repeat > 0:  # the first round warms up
+                    times[name].append(elapsed)
+        row = {name: statistics.median(values) for name, values in times.items()}
+        table.append({"rows": rows, **row, "packed_speedup": row["plain_ms"] / row["packed_ms"]})
+        progress(f"linears at {rows} rows: {row}")
+    return table
+
+
+def bench_servers(repeats: int, max_tokens: int) -> list[dict[str, Any]]:
+    """Output tokens per second of the demo pair, by gamma and concurrency."""
+    prompts = [f"<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n" for line in prompt_lines()]
+    command_lines = [("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", 16384) for gamma in GAMMAS]
+    progress("starting four servers")
+    with serve_all(command_lines) as servers:
+        arms = dict(zip(GAMMAS, servers, strict=True))
+        for server in servers:
+            load(server, prompts[:8], 8, 8)
+        samples: dict[tuple[int, int], list[dict[str, float]]] = {}
+        for repeat in range(repeats):
+            for concurrency in CONCURRENCIES:
+                count = {1: 8, 8: 24, 32: 64}[concurrency]
+                chosen = [prompts[(repeat * 7 + index) % len(prompts)] for index in range(count)]
+                for gamma, server in arms.items():
+                    sample = load(server, chosen, concurrency, max_tokens)
+                    samples.setdefault((concurrency, gamma), []).append(sample)
+                    progress(f"repeat {repeat + 1}, concurrency {concurrency}, gamma {gamma}: {sample}")
+    table = []
+    for (concurrency, gamma), taken in samples.items():
+        plain = [sample["tokens_per_s"] for sample in samples[concurrency, 0]]
+        own = [sample["tokens_per_s"] for sample in taken]
+        table.append(
+            {
+                "concurrency": concurrency,
+                "gamma": gamma,
+                "tokens_per_s": statistics.median(own),
+                "accept_length": statistics.median(sample["accept_length"] for sample in taken),
+                "speedup": statistics.median(a / b for a, b in zip(own, plain, strict=True)),
+            }
+        )
+    return table
+
+
+def load(server: Server, prompts: list[str], concurrency: int, max_tokens: int) -> dict[str, float]:
+    """Sends `prompts` with `concurrency` in flight, on an empty radix cache."""
+    server.flush_cache()
+
+    def one(prompt: str) -> dict[str, Any]:
+        answer: dict[str, Any] = server.generate(prompt, max_new_tokens=max_tokens)
+        return answer["meta_info"]
+
+    begin = time.perf_counter()
+    with ThreadPoolExecutor(concurrency) as pool:
+        answers = list(pool.map(one, prompts))
+    elapsed = time.perf_counter() - begin
+    tokens = sum(answer["completion_tokens"] for answer in answers)
+    verifies = sum(answer.get("spec_verify_ct", 0) for answer in answers)
+    drafted = sum(answer["completion_tokens"] - 1 for answer in answers)  # the first token comes from the prefill
+    return {"tokens_per_s": tokens / elapsed, "accept_length": drafted / verifies if verifies else 1.0}
+
+
+def prompt_lines() -> list[str]:
+    return (Path(__file__).parent / "prompts.txt").read_text().splitlines()
+
+
+def report(result: dict[str, Any]) -> str:
+    """The figures as Markdown tables."""
+    about = result["machine"]
+    lines = [f"{about['cpu']}, {about['cores']} cores, {about['date']}, commit {about['commit']}", ""]
+    if "linear" in result:
+        lines += [
+            "| rows | plain ms | prepacked ms | int8 ms | plain / prepacked |",
+            "| ---: | ---: | ---: | ---: | ---: |",
+        ]
+        lines += [
+            f"| {row['rows']} | {row['plain_ms']:.1f} | {row['packed_ms']:.1f} | {row['int8_ms']:.1f} "
+            f"| {row['packed_speedup']:.2f} |"
+            for row in result["linear"]
+        ]
+        lines.append("")
+    if "servers" in result:
+        lines += [
+            "| concurrency | gamma | tokens/s | accept length | against gamma 0 |",
+            "| ---: | ---: | ---: | ---: | ---: |",
+        ]
+        lines += [
+            f"| {row['concurrency']} | {row['gamma']} | {row['tokens_per_s']:.1f} | {row['accept_length']:.2f} "
+            f"| {row['speedup']:.2f} |"
+            for row in result["servers"]
+        ]
+        lines += ["", crossover(result["servers"])]
+    return "\n".join(lines)
+
+
+def crossover(table: list[dict[str, Any]]) -> str:
+    """The sentence this project exists for: where speculation stops paying."""
+    best = {
+        concurrency: max(
+            (row for row in table if row["concurrency"] == concurrency), key=lambda row: row["tokens_per_s"]
+        )
+        for concurrency in CONCURRENCIES
+    }
+    return "Fastest gamma: " + ", ".join(f"{row['gamma']} at concurrency {c}" for c, row in best.items()) + "."
+
+
+def progress(message: str) -> None:
+    print(f"[bench] {message}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

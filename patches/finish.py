@@ -1,0 +1,49 @@
+"""Seam: `Req.update_finish_state`, which decides after each step whether a request is done.
+
+A verified run brings several tokens at once. Upstream looks for stop strings in the whole
+run before it looks for stop tokens, and for one stop string after the other, so a stop
+that comes later in the run can win over an earlier one. Asked after each token, as a
+server without speculation does, it finds the first.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+TARGET = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
+
+
+def finish_token_by_token(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
+    """Updates `req` as if the last `new_accepted_len` tokens of `output_ids` had come one by one.
+
+    All of them stay in `output_ids`, since their KV is committed; `finished_len` says how many count.
+    """
+    if new_accepted_len <= 1 or req.to_finish is not None:
+        original(req, new_accepted_len)
+        return
+    run = req.output_ids[-new_accepted_len:]
+    del req.output_ids[-new_accepted_len:]
+    grammar = req.grammar  # it has seen the whole run, and ends with it if it has ended
+    for count, token in enumerate(run, start=1):
+        req.output_ids.append(token)
+        req.grammar = grammar if count == len(run) else None
+        original(req, 1)
+        if req.finished():
+            req.finished_len = req.finished_len or len(req.output_ids)
+            break
+    req.grammar = grammar
+    req.output_ids.extend(run[count:])
+
+
+def install() -> None:
+    """Wraps the method."""
+    HookRegistry.register(TARGET, finish_token_by_token, HookType.AROUND)
+
+
+def verify() -> None:
+    """Raises `RuntimeError` where the wrapper is not in place."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    if not hasattr(Req.update_finish_state, "__wrapped__"):
+        raise RuntimeError(f"SGLang did not apply the hook on {TARGET}; its log says why")
