@@ -85,6 +85,7 @@ srt.managers.utils
     GenerationBatchResult{next_draft_input, accept_lens, accept_index, new_seq_lens}
 srt.mem_cache.allocation
     assign_req_to_token_pool_func(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size)
+    get_last_loc(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
 srt.mem_cache.memory_pool
     KVWriteLoc
     KVCache{size, page_size}

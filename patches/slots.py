@@ -1,20 +1,29 @@
-"""Seam: `mem_cache.allocation.assign_req_to_token_pool_func`, a Triton kernel upstream."""
+"""Seam: functions of `mem_cache.allocation` that are Triton kernels upstream."""
+
+from collections.abc import Callable
+from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
-from sglang_nightjar.platform.slots import assign_req_to_token_pool
+from sglang_nightjar.platform.slots import assign_req_to_token_pool, last_slots
 
-TARGET = "sglang.srt.mem_cache.allocation.assign_req_to_token_pool_func"
+MODULE = "sglang.srt.mem_cache.allocation"
+REPLACEMENTS: dict[str, Callable[..., Any]] = {
+    "assign_req_to_token_pool_func": assign_req_to_token_pool,
+    "get_last_loc": last_slots,
+}
 
 
 def install() -> None:
-    """Replaces the kernel by its torch twin wherever it was imported."""
-    HookRegistry.register(TARGET, assign_req_to_token_pool, HookType.REPLACE)
+    """Replaces the kernels by their torch twins wherever they were imported."""
+    for name, replacement in REPLACEMENTS.items():
+        HookRegistry.register(f"{MODULE}.{name}", replacement, HookType.REPLACE)
 
 
 def verify() -> None:
-    """Raises `RuntimeError` where the replacement is not in place."""
+    """Raises `RuntimeError` where a replacement is not in place."""
     from sglang.srt.mem_cache import allocation
 
-    if not hasattr(allocation.assign_req_to_token_pool_func, "__wrapped__"):
-        raise RuntimeError(f"SGLang did not apply the hook on {TARGET}; its log says why")
+    for name in REPLACEMENTS:
+        if not hasattr(getattr(allocation, name), "__wrapped__"):
+            raise RuntimeError(f"SGLang did not apply the hook on {MODULE}.{name}; its log says why")

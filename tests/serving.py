@@ -113,10 +113,15 @@ def _start(words: Sequence[Any], log: Path, module: str, environ: dict[str, str]
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, **(environ or {})},
+            env={**_own_environment(), **(environ or {})},
             start_new_session=True,
         )
     return Server(port, process, log)
+
+
+def _own_environment() -> dict[str, str]:
+    """This process's environment without its thread counts: a server sets those itself, by its ranks."""
+    return {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
 
 
 def free_port() -> int:

@@ -38,3 +38,15 @@ def assign_req_to_token_pool(
     first = torch.repeat_interleave(torch.cumsum(lengths, 0) - lengths, lengths)
     columns = torch.arange(rows.numel()) - first + torch.repeat_interleave(start_offset.to(torch.int64), lengths)
     req_to_token[rows, columns] = out_cache_loc[: rows.numel()].to(req_to_token.dtype)
+
+
+def last_slots(
+    req_to_token: torch.Tensor, req_pool_indices_tensor: torch.Tensor, prefix_lens_tensor: torch.Tensor
+) -> torch.Tensor:
+    """Slot of each request's last position, -1 where it has none, int64 [B].
+
+    Replaces `mem_cache.allocation.get_last_loc` (same arguments), which paged allocation calls under speculation.
+    """
+    last = (prefix_lens_tensor.to(torch.int64) - 1).clamp(min=0)
+    slots = req_to_token[req_pool_indices_tensor.to(torch.int64), last].to(torch.int64)
+    return torch.where(prefix_lens_tensor > 0, slots, -1)
