@@ -2,9 +2,9 @@
 
 Only the weight is quantized: symmetrically, to `bits` bits held in int8, with one float32
 scale per output channel or per group of input channels. It is meant for a draft model, where
-speed counts and an error costs acceptance but never correctness: a decode step reads every
-weight once, so a quarter of the bytes is close to a quarter of the time, and fewer bits dial
-the draft's agreement with its target down.
+an error costs acceptance but never correctness: a decode step reads every weight once, so a
+quarter of the bytes is close to a quarter of the time, and fewer bits dial the draft's
+agreement with its target down.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ from numba import float32, get_num_threads, njit, prange
 
 MIN_BITS, MAX_BITS = 3, 8
 
-# Up to here the numba kernel beats the conversion of the whole weight to float32 for a BLAS
-# call (measured on two AVX2 cores with the shapes of SmolLM2-135M).
-MAX_KERNEL_ROWS = 64
-
-# Rescaling clips a few large weights to resolve the many small ones better; it pays when the
-# steps are coarse.
+# A scale that clips a few large weights resolves the many small ones better. That pays when
+# the steps are coarse.
 MAX_BITS_CLIPPED = 6
 CLIP_RATIOS = tuple(1.0 - 0.04 * i for i in range(16))  # 1.0 to 0.4 of the largest weight
 
 QUANTIZE_ELEMENTS = 1 << 18  # weights searched at once: their temporaries stay in cache
-PANEL_ELEMENTS = 1 << 16  # elements of x that stay in the L2 cache while a thread goes through its weights
-STRIP = 1024
-SCRATCH_ELEMENTS = 1 << 19  # float32 weights converted at once for a BLAS call: 2 MiB
+PANEL_ELEMENTS = 1 << 16  # elements of x that stay in the L2 cache while the weights pass by
+STRIP = 1024  # input channels of four weight rows and two rows of x that stay in the L1 cache
 
 
 class QuantizedWeight(NamedTuple):
@@ -44,7 +39,7 @@ class QuantizedWeight(NamedTuple):
 
 
 def quantize_weight(weight: torch.Tensor, bits: int, group_size: int = 0) -> QuantizedWeight:
-    """Round a weight to integers of `bits` bits in -(2**(bits-1) - 1) .. 2**(bits-1) - 1.
+    """Round a weight to integers of `bits` bits, -(2**(bits-1) - 1) to 2**(bits-1) - 1.
 
     Up to `MAX_BITS_CLIPPED` bits, each group's scale is the one of `CLIP_RATIOS` with the
     least squared error; with more bits, the largest weight of the group fits exactly.
@@ -54,24 +49,24 @@ def quantize_weight(weight: torch.Tensor, bits: int, group_size: int = 0) -> Qua
         bits: 3 to 8.
         group_size: input channels that share a scale; must divide K. 0 means all K.
     Raises:
-        ValueError: an argument is out of range.
+        ValueError: an argument is out of range; the message names it.
     """
     if weight.dtype != torch.float32 or weight.dim() != 2 or weight.numel() == 0:
         raise ValueError(f"weight must be a non-empty float32 matrix, not {weight.dtype} {list(weight.shape)}")
-    if not MIN_BITS <= bits <= MAX_BITS:
+    if not torch.isfinite(weight).all():
+        raise ValueError("weight must be finite, but holds NaN or infinity")
+    if bits not in range(MIN_BITS, MAX_BITS + 1):
         raise ValueError(f"bits must be {MIN_BITS} to {MAX_BITS}, not {bits}")
     n, k = weight.shape
     group = group_size or k
     if group < 0 or k % group:
         raise ValueError(f"group_size must be 0 or a divisor of the {k} input channels, not {group_size}")
-    if not torch.isfinite(weight).all():
-        raise ValueError("weight must be finite, but holds NaN or infinity")
 
     top = 2 ** (bits - 1) - 1
     ratios = CLIP_RATIOS if bits <= MAX_BITS_CLIPPED else (1.0,)
     groups = weight.detach().reshape(-1, group)
     q = torch.empty(groups.shape, dtype=torch.int8)
-    scale = torch.empty(groups.shape[0], 1)
+    scale = torch.empty(groups.shape[0], 1, dtype=torch.float32)
     step = max(1, QUANTIZE_ELEMENTS // group)
     for i in range(0, groups.shape[0], step):
         q[i : i + step], scale[i : i + step] = _quantize_groups(groups[i : i + step], top, ratios)
@@ -86,7 +81,7 @@ def _quantize_groups(w: torch.Tensor, top: int, ratios: tuple[float, ...]) -> tu
     for ratio in ratios:
         scale = exact * ratio
         scale[scale == 0] = 1.0  # a group of zeros
-        error = (_round(w, scale, top).mul_(scale).sub_(w)).square_().sum(dim=1, keepdim=True)
+        error = _round(w, scale, top).mul_(scale).sub_(w).square_().sum(dim=1, keepdim=True)
         better = error < best_error
         best_scale = torch.where(better, scale, best_scale)
         best_error = torch.where(better, error, best_error)
@@ -106,17 +101,17 @@ def dequantize(qw: QuantizedWeight) -> torch.Tensor:
 def int8_linear(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """x times the transpose of a quantized weight, plus the bias.
+    """x times the transpose of a quantized weight, plus the bias, in float32.
 
-    Up to `MAX_KERNEL_ROWS` rows of x go through a numba kernel that reads the integers
-    directly; more are multiplied by BLAS with float32 weights converted block by block. All
-    sums are float32. Their order differs with the number of rows, so the result of one row
-    may change in the last bits when other rows join it; it is the same for equal calls.
+    The order of additions is one for a single row of x and another for two rows or more: the
+    result of a row may change in its last bits (about 1e-6 of its largest terms) between the
+    two, and nowhere else: from two rows on it does not depend on how many there are.
 
-    Runs on `numba.get_num_threads()` and, for many rows, torch's threads.
+    Runs on `numba.get_num_threads()` threads. x and the weight are not copied unless x is
+    not contiguous.
 
     Args:
-        x: float32 [..., K].
+        x: float32 [..., K], not requiring a gradient.
         q, scale: as in `QuantizedWeight`, contiguous.
         bias: float32 [N] or None.
     Returns:
@@ -126,18 +121,17 @@ def int8_linear(
     """
     _check(x, q, scale, bias)
     n, k = q.shape
-    rows = x.reshape(-1, k).contiguous()
+    flat = x.dim() == 2  # no views then: each costs as much as a small product
+    rows = (x if flat else x.reshape(-1, k)).contiguous()
     out = torch.empty((rows.shape[0], n), dtype=torch.float32)
-    if rows.shape[0] > MAX_KERNEL_ROWS:
-        _blas(rows, q, scale, out)
+    if rows.shape[0] == 1:
+        _one_row(rows.numpy(), q.numpy(), scale.numpy(), out.numpy(), get_num_threads())
     elif rows.shape[0] > 1:
         panel = max(2, PANEL_ELEMENTS // k // 2 * 2)
         _many_rows(rows.numpy(), q.numpy(), scale.numpy(), out.numpy(), panel, STRIP, get_num_threads())
-    elif rows.shape[0] == 1:
-        _one_row(rows.numpy(), q.numpy(), scale.numpy(), out.numpy(), get_num_threads())
     if bias is not None:
         out += bias
-    return out.view(*x.shape[:-1], n)
+    return out if flat else out.view(*x.shape[:-1], n)
 
 
 def int8_linear_reference(
@@ -149,54 +143,27 @@ def int8_linear_reference(
 
 
 def _check(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if q.dtype != torch.int8 or q.dim() != 2 or not q.is_contiguous():
+    if q.dtype != torch.int8 or q.dim() != 2 or q.shape[1] == 0 or not q.is_contiguous():
         raise ValueError(f"q must be a contiguous int8 matrix, not {q.dtype} {list(q.shape)}")
     n, k = q.shape
-    if x.dtype != torch.float32 or x.dim() == 0 or x.shape[-1] != k:
-        raise ValueError(f"x must be float32 [..., {k}], not {x.dtype} {list(x.shape)}")
     if scale.dtype != torch.float32 or scale.dim() != 2 or scale.shape[0] != n or not scale.is_contiguous():
         raise ValueError(f"scale must be contiguous float32 [{n}, groups], not {scale.dtype} {list(scale.shape)}")
     if scale.shape[1] == 0 or k % scale.shape[1]:
         raise ValueError(f"scale must have a number of groups that divides {k}, not {scale.shape[1]}")
+    if x.dtype != torch.float32 or x.dim() == 0 or x.shape[-1] != k:
+        raise ValueError(f"x must be float32 [..., {k}], not {x.dtype} {list(x.shape)}")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (n,)):
         raise ValueError(f"bias must be float32 [{n}], not {bias.dtype} {list(bias.shape)}")
 
 
-def _blas(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, out: torch.Tensor) -> None:
-    n, k = q.shape
-    step = max(64, SCRATCH_ELEMENTS // k)
-    scratch = torch.empty((min(step, n), k), dtype=torch.float32)
-    for i in range(0, n, step):
-        block = scratch[: min(step, n - i)]
-        _convert(q[i : i + step].numpy(), scale[i : i + step].numpy(), block.numpy())
-        torch.mm(x, block.t(), out=out[:, i : i + step])
-
-
-# fastmath lets LLVM sum a dot product in several vector registers at once. Every loop counts
-# from 0 to the length of a row: with another start LLVM does not see that an index is not
-# negative, and gathers single elements.
-
-
-@njit(fastmath=True, cache=True)
-def _to_float(q, scale, out):
-    """out[k] = q[k] times the scale of its group."""
-    group = q.shape[0] // scale.shape[0]
-    for g in range(scale.shape[0]):
-        factor = scale[g]
-        start = g * group
-        for k in range(group):
-            out[start + k] = float32(q[start + k]) * factor
-
-
-@njit(parallel=True, fastmath=True, cache=True)
-def _convert(q, scale, out):
-    for n in prange(q.shape[0]):
-        _to_float(q[n], scale[n], out[n])
+# fastmath lets LLVM sum a dot product in several lanes and registers. Every loop counts from 0
+# to the length of a row: with another start LLVM cannot see that an index is not negative, and
+# gathers single elements, ten times slower.
 
 
 @njit(parallel=True, fastmath=True, cache=True)
 def _one_row(x, q, scale, out, threads):
-    """One row needs each weight once: convert it in a register."""
+    """A single row needs each weight once, so it is converted in a register."""
     n = q.shape[0]
     group = q.shape[1] // scale.shape[1]
     row = x[0]
@@ -213,33 +180,14 @@ def _one_row(x, q, scale, out, threads):
             out[0, i] = total
 
 
-@njit(fastmath=True, cache=True)
-def _dot4x2(w0, w1, w2, w3, x0, x1):
-    """The eight dot products of four weight rows and two rows of x."""
-    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = float32(0)
-    for k in range(x0.shape[0]):
-        a, b = x0[k], x1[k]
-        a0 += w0[k] * a
-        a1 += w1[k] * a
-        a2 += w2[k] * a
-        a3 += w3[k] * a
-        b0 += w0[k] * b
-        b1 += w1[k] * b
-        b2 += w2[k] * b
-        b3 += w3[k] * b
-    return a0, a1, a2, a3, b0, b1, b2, b3
-
-
-@njit(fastmath=True, cache=True)
-def _dot4x1(w0, w1, w2, w3, x0):
-    a0 = a1 = a2 = a3 = float32(0)
-    for k in range(x0.shape[0]):
-        a = x0[k]
-        a0 += w0[k] * a
-        a1 += w1[k] * a
-        a2 += w2[k] * a
-        a3 += w3[k] * a
-    return a0, a1, a2, a3
+@njit(parallel=True, fastmath=True, cache=True)
+def _many_rows(x, q, scale, out, panel, strip, threads):
+    """The weight's rows are shared out among the threads; x is taken `panel` rows at a time."""
+    blocks = (q.shape[0] + 3) // 4
+    for thread in prange(threads):
+        first, last = blocks * thread // threads, blocks * (thread + 1) // threads
+        for i in range(0, x.shape[0], panel):
+            _panel(x[i : i + panel], q, scale, out[i : i + panel], first, last, strip)
 
 
 @njit(fastmath=True, cache=True)
@@ -248,47 +196,56 @@ def _panel(x, q, scale, out, first_block, last_block, strip):
     m, k = x.shape
     n = q.shape[0]
     w0, w1, w2, w3 = np.empty(k, float32), np.empty(k, float32), np.empty(k, float32), np.empty(k, float32)
+    sums = np.empty((m + 1, 4), float32)  # one row more than x: the partner of an odd last row
     for block in range(first_block, last_block):
-        # The last block may repeat the last row.
-        n0, n1, n2, n3 = 4 * block, min(4 * block + 1, n - 1), min(4 * block + 2, n - 1), min(4 * block + 3, n - 1)
+        n0 = 4 * block
+        last = n - 1  # repeated where the last block has fewer than four rows
         _to_float(q[n0], scale[n0], w0)
-        _to_float(q[n1], scale[n1], w1)
-        _to_float(q[n2], scale[n2], w2)
-        _to_float(q[n3], scale[n3], w3)
+        _to_float(q[min(n0 + 1, last)], scale[min(n0 + 1, last)], w1)
+        _to_float(q[min(n0 + 2, last)], scale[min(n0 + 2, last)], w2)
+        _to_float(q[min(n0 + 3, last)], scale[min(n0 + 3, last)], w3)
+        sums[:] = 0
         for start in range(0, k, strip):
-            stop = start + strip
+            stop = min(start + strip, k)
             v0, v1, v2, v3 = w0[start:stop], w1[start:stop], w2[start:stop], w3[start:stop]
-            keep = float32(start > 0)
-            for pair in range(m // 2):
+            for pair in range((m + 1) // 2):
                 i, j = 2 * pair, 2 * pair + 1
-                a0, a1, a2, a3, b0, b1, b2, b3 = _dot4x2(v0, v1, v2, v3, x[i, start:stop], x[j, start:stop])
-                if start > 0:
-                    a0 += out[i, n0]
-                    a1 += out[i, n1]
-                    a2 += out[i, n2]
-                    a3 += out[i, n3]
-                    b0 += out[j, n0]
-                    b1 += out[j, n1]
-                    b2 += out[j, n2]
-                    b3 += out[j, n3]
-                out[i, n0], out[i, n1], out[i, n2], out[i, n3] = a0, a1, a2, a3
-                out[j, n0], out[j, n1], out[j, n2], out[j, n3] = b0, b1, b2, b3
-            if m % 2:
-                i = m - 1
-                a0, a1, a2, a3 = _dot4x1(v0, v1, v2, v3, x[i, start:stop])
-                if start > 0:
-                    a0 += out[i, n0]
-                    a1 += out[i, n1]
-                    a2 += out[i, n2]
-                    a3 += out[i, n3]
-                out[i, n0], out[i, n1], out[i, n2], out[i, n3] = a0, a1, a2, a3
+                _add_dots(v0, v1, v2, v3, x[i, start:stop], x[min(j, m - 1), start:stop], sums[i], sums[j])
+        for i in range(m):
+            for c in range(min(4, n - n0)):
+                out[i, n0 + c] = sums[i, c]
 
 
-@njit(parallel=True, fastmath=True, cache=True)
-def _many_rows(x, q, scale, out, panel, strip, threads):
-    """Weight rows are shared out among the threads; x is taken `panel` rows at a time."""
-    blocks = (q.shape[0] + 3) // 4
-    for thread in prange(threads):
-        for i in range(0, x.shape[0], panel):
-            lo, hi = blocks * thread // threads, blocks * (thread + 1) // threads
-            _panel(x[i : i + panel], q, scale, out[i : i + panel], lo, hi, strip)
+@njit(fastmath=True, cache=True)
+def _to_float(q, scale, out):
+    """out[k] = q[k] times the scale of its group."""
+    group = q.shape[0] // scale.shape[0]
+    for g in range(scale.shape[0]):
+        factor = scale[g]
+        start = g * group
+        for k in range(group):
+            out[start + k] = float32(q[start + k]) * factor
+
+
+@njit(fastmath=True, cache=True)
+def _add_dots(w0, w1, w2, w3, xa, xb, sums_a, sums_b):
+    """Add the eight dot products of four weight rows and two rows of x: eight sums in registers."""
+    a0 = a1 = a2 = a3 = b0 = b1 = b2 = b3 = float32(0)
+    for k in range(xa.shape[0]):
+        a, b = xa[k], xb[k]
+        a0 += w0[k] * a
+        a1 += w1[k] * a
+        a2 += w2[k] * a
+        a3 += w3[k] * a
+        b0 += w0[k] * b
+        b1 += w1[k] * b
+        b2 += w2[k] * b
+        b3 += w3[k] * b
+    sums_a[0] += a0
+    sums_a[1] += a1
+    sums_a[2] += a2
+    sums_a[3] += a3
+    sums_b[0] += b0
+    sums_b[1] += b1
+    sums_b[2] += b2
+    sums_b[3] += b3

@@ -35,9 +35,14 @@ def paged_attention(
     A query gives the same bits whatever else is in the call: alone in a decode, inside the
     verification of a draft, inside a prefill, with one thread or more.
 
-    Runs on `numba.get_num_threads()` threads and sets nothing global. numba's `workqueue`
-    threading layer ends the process if two Python threads call this at the same time; its
-    `omp` and `tbb` layers do not. `omp` does not survive a fork: start children with spawn.
+    Runs on `numba.get_num_threads()` threads and sets nothing global. torch and numba's `omp`
+    layer each have their own OpenMP pool, whose idle threads spin unless the process starts
+    with OMP_WAIT_POLICY=PASSIVE. That layer does not survive a fork: start children with spawn.
+    numba's `workqueue` layer ends the process if two Python threads call this at once; `omp`
+    and `tbb` do not. The first call of all compiles (about half a minute) and is cached.
+
+    Splitting the keys of few queries takes at most 4 MiB; a call needs no other memory that
+    grows with the keys.
 
     Args:
         q: [T, Hq, D] float32, the query rows of all requests, in request order.
@@ -76,6 +81,8 @@ def paged_attention(
         raise ValueError(f"k_cache has {kv_heads} heads; they must divide the {heads} heads of q")
     if value_slots != slots or value_heads != kv_heads:
         raise ValueError(f"v_cache is {tuple(v_cache.shape)}; k_cache has {slots} slots of {kv_heads} heads")
+    if slots == 0 and rows:
+        raise ValueError("k_cache has no slots")
     if bounds != batch + 1:
         raise ValueError(f"query_start has {bounds} elements; {batch} requests need {batch + 1}")
     if lens != batch:

@@ -4,14 +4,19 @@ A block (query rows of one request, one KV head) is one item, unless there are f
 `ITEMS_PER_WORKER` blocks per worker, as in a decode of one request: then a block's key tiles
 are dealt out as several items. Their partial results are kept per tile, and whoever finishes
 a block's last item folds them in tile order, so splitting changes no bit of the result.
-Workers take items from a shared counter, largest first.
+Workers take items from a shared counter, large ones first.
 """
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 from numba import float32, int64, njit, prange
 
+from sglang_nightjar.kernels import paged_attention_tile as tile
 from sglang_nightjar.kernels import simd
 from sglang_nightjar.kernels.paged_attention_tile import (
     BAD_SLOT,
@@ -19,6 +24,7 @@ from sglang_nightjar.kernels.paged_attention_tile import (
     Block,
     Problem,
     attend_tile,
+    clear,
     finish,
     fold,
     load_queries,
@@ -100,19 +106,20 @@ def _split(p, blocks, parts):
             floats += tiles * block[QUERIES] * p.group * (p.dim_v + 2)
     if floats > PARTIAL_FLOATS:
         floats = 0
-        blocks[:, PENDING] = 1
-        blocks[:, PARTIAL] = -1
+        for block in blocks:
+            block[PENDING], block[PARTIAL] = 1, -1
     return floats
 
 
 @njit(nogil=True)
 def _list_items(p, blocks):
-    """(block, first tile, end tile) of every item, and the items' order, costliest first."""
+    """(block, first tile, end tile) of every item, and an order of the items, roughly costliest first."""
     count = 0
     for block in blocks:
         count += block[PENDING]
     items = np.empty((count, 3), int64)
     cost = np.empty(count, int64)
+    total = 0
     i = 0
     for index in range(len(blocks)):
         block = blocks[index]
@@ -121,9 +128,24 @@ def _list_items(p, blocks):
             items[i, 0] = index
             items[i, 1] = low + tiles * part // parts
             items[i, 2] = low + tiles * (part + 1) // parts
-            cost[i] = -(items[i, 2] - items[i, 1]) * (block[QUERIES] * p.group + GATHER_COST)
+            cost[i] = (items[i, 2] - items[i, 1]) * (block[QUERIES] * p.group + GATHER_COST)
+            total += cost[i]
             i += 1
-    return items, cost.argsort(), -cost.sum()
+    order = np.empty(count, int64)
+    taken = 0
+    ceiling = np.iinfo(np.int64).max
+    while taken < count:  # one round per power of two among the costs
+        floor = 0
+        for c in cost:
+            if c < ceiling:
+                floor = max(floor, c)
+        floor = floor // 2 + 1
+        for i in range(count):
+            if floor <= cost[i] < ceiling:
+                order[taken] = i
+                taken += 1
+        ceiling = floor
+    return items, order, total
 
 
 @njit(nogil=True)
@@ -140,21 +162,23 @@ def _work(p, blocks, items, order, partial, block_rows, counter, status):
         block = Block(row[REQUEST], row[HEAD], row[ROW], row[QUERIES], row[POSITION])
         rows = block.queries * p.group
         load_queries(p, w, block)
-        w.total_max[:rows] = -np.inf
-        w.total_sum[:rows] = 0
-        w.total[: rows * p.dim_v] = 0
-        for tile in range(item[1], item[2]):
-            begin, end = attend_tile(p, w, block, tile, status)
+        clear(p, w, rows)
+        for t in range(item[1], item[2]):
+            begin, end = attend_tile(p, w, block, t, status)
             if row[PARTIAL] < 0:
                 for r in range(begin, end):
                     fold(p, w, r, w.row_max[r], w.row_sum[r], w.values, r * p.dim_v)
                 continue
-            at = row[PARTIAL] + (tile - row[TILE_LOW]) * rows * width
-            partial[at : at + rows * width] = 0  # a sum of 0 marks rows that see nothing of the tile
-            for r in range(begin, end):
+            at = row[PARTIAL] + (t - row[TILE_LOW]) * rows * width
+            for r in range(rows):
                 to = at + r * width
-                partial[to : to + p.dim_v] = w.values[r * p.dim_v : (r + 1) * p.dim_v]
-                partial[to + p.dim_v], partial[to + p.dim_v + 1] = w.row_max[r], w.row_sum[r]
+                if begin <= r < end:
+                    for d in range(p.dim_v):
+                        partial[to + d] = w.values[r * p.dim_v + d]
+                    partial[to + p.dim_v] = w.row_max[r]
+                    partial[to + p.dim_v + 1] = w.row_sum[r]
+                else:
+                    partial[to + p.dim_v + 1] = 0  # sees nothing of the tile
         if row[PARTIAL] < 0:
             finish(p, w, block)
         elif simd.fetch_add(blocks.ravel(), item[0] * blocks.shape[1] + PENDING, -1) == 1:
@@ -165,42 +189,54 @@ def _work(p, blocks, items, order, partial, block_rows, counter, status):
             finish(p, w, block)
 
 
-@njit(parallel=True, nogil=True, cache=True)
-def attend(
-    q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
-    query_start, kv_lens, rows, batch, table_rows, table_columns, slots, kv_heads, group, dim, dim_v, window, scale,
-    cap, threads,
-):  # fmt: skip
-    """Fill `out`; the status (kind, request, value), of kind `OK` if all is well.
+def _compile(sources: str) -> Any:
+    """`attend`, cached under a key that includes `sources`.
 
-    Tensors come as addresses, with their strides in elements.
+    numba's cache looks for changes in this file alone, but takes free variables into its key.
     """
-    p = Problem(
-        simd.float32_at(q, rows * q_row), q_row, q_head,
-        simd.float32_at(k, slots * k_slot), k_slot, k_head,
-        simd.float32_at(v, slots * v_slot), v_slot, v_head,
-        simd.float32_at(out, rows * out_row), out_row, out_head,
-        simd.int32_at(table, table_rows * table_row), table_row,
-        simd.int64_at(requests, batch), simd.int64_at(query_start, batch + 1), simd.int64_at(kv_lens, batch),
-        slots, kv_heads, group, dim, dim_v, window, float32(scale), float32(cap),
-    )  # fmt: skip
-    status = np.zeros(3, int64)
-    if not _check(p, rows, table_rows, table_columns, status):
-        return status[0], status[1], status[2]
-    blocks = _cut_blocks(p, max(1, BLOCK_ROWS // group))
-    block_rows = 0
-    for block in blocks:
-        block_rows = max(block_rows, block[QUERIES] * group)
-    parts = 1
-    if threads > 1 and 0 < len(blocks) < ITEMS_PER_WORKER * threads:
-        parts = (ITEMS_PER_WORKER * threads + len(blocks) - 1) // len(blocks)
-    partial = np.empty(_split(p, blocks, parts), float32)
-    items, order, cost = _list_items(p, blocks)
-    workers = min(threads, order.size)
-    counter = np.zeros(1, int64)
-    if workers <= 1 or cost < SERIAL_COST:
-        _work(p, blocks, items, order, partial, block_rows, counter, status)
-    else:
-        for _ in prange(workers):
+
+    @njit(parallel=True, nogil=True, cache=True)
+    def attend(
+        q, q_row, q_head, k, k_slot, k_head, v, v_slot, v_head, out, out_row, out_head, table, table_row, requests,
+        query_start, kv_lens, rows, batch, table_rows, table_columns, slots, kv_heads, group, dim, dim_v, window, scale,
+        cap, threads,
+    ):  # fmt: skip
+        """Fill `out`; the status (kind, request, value), of kind `OK` if all is well.
+
+        Tensors come as addresses, with their strides in elements.
+        """
+        _ = sources
+        p = Problem(
+            simd.float32_at(q, rows * q_row), q_row, q_head,
+            simd.float32_at(k, slots * k_slot), k_slot, k_head,
+            simd.float32_at(v, slots * v_slot), v_slot, v_head,
+            simd.float32_at(out, rows * out_row), out_row, out_head,
+            simd.int32_at(table, table_rows * table_row), table_row,
+            simd.int64_at(requests, batch), simd.int64_at(query_start, batch + 1), simd.int64_at(kv_lens, batch),
+            slots, kv_heads, group, dim, dim_v, window, float32(scale), float32(cap),
+        )  # fmt: skip
+        status = np.zeros(3, int64)
+        if not _check(p, rows, table_rows, table_columns, status):
+            return status[0], status[1], status[2]
+        blocks = _cut_blocks(p, max(1, BLOCK_ROWS // group))
+        block_rows = 0
+        for block in blocks:
+            block_rows = max(block_rows, block[QUERIES] * group)
+        parts = 1
+        if threads > 1 and 0 < len(blocks) < ITEMS_PER_WORKER * threads:
+            parts = (ITEMS_PER_WORKER * threads + len(blocks) - 1) // len(blocks)
+        partial = np.empty(_split(p, blocks, parts), float32)
+        items, order, cost = _list_items(p, blocks)
+        workers = min(threads, order.size)
+        counter = np.zeros(1, int64)
+        if workers <= 1 or cost < SERIAL_COST:
             _work(p, blocks, items, order, partial, block_rows, counter, status)
-    return status[0], status[1], status[2]
+        else:
+            for _ in prange(workers):
+                _work(p, blocks, items, order, partial, block_rows, counter, status)
+        return status[0], status[1], status[2]
+
+    return attend
+
+
+attend = _compile("".join(sha256(Path(file).read_bytes()).hexdigest() for file in (simd.__file__, tile.__file__)))

@@ -109,8 +109,18 @@ def load_queries(p, w, block):
 
 
 @njit(nogil=True)
+def clear(p, w, rows):
+    """Start the rows' totals."""
+    for r in range(rows):
+        w.total_max[r] = -np.inf
+        w.total_sum[r] = 0
+    for i in range(rows * p.dim_v):
+        w.total[i] = 0
+
+
+@njit(nogil=True)
 def _locate(p, w, block, first, count, status):
-    """Look up where the tile's keys and values are, and start fetching them."""
+    """Look up where the tile's keys and values are."""
     table = p.requests[block.request] * p.table_row + first
     for t in range(count):
         slot = int64(p.table[table + t])
@@ -125,6 +135,11 @@ def _locate(p, w, block, first, count, status):
 
 @njit(nogil=True)
 def _gather_keys(p, w, block, first, count):
+    """Transpose the tile's keys, so that scores need no sum across lanes.
+
+    Slots lie scattered, which no hardware prefetcher foresees: meanwhile, ask for the tile's
+    values and for the next tile's keys.
+    """
     base = w.k_base
     ahead = p.requests[block.request] * p.table_row + first + TILE
     ahead_count = min(TILE, block.position + block.queries - first - TILE)

@@ -22,12 +22,20 @@ from sglang_nightjar.patches.source_scan import Definition, module_definitions, 
 SGLANG_VERSION = "0.5.23"
 
 _CONTRACT = """
+kernels.ops.sampling.murmur_hash
+    murmur_hash32(seed, positions, col_indices)
 launch_server
     run_server(server_args)
+srt.arg_groups.arg_utils
+    namespace_of
 srt.arg_groups.choices
     add_attention_backend_choices
+    add_deterministic_attention_backend_choices
     add_draft_attention_backend_choices
     add_quantization_method_choices
+    add_radix_supported_deterministic_attention_backend_choices
+srt.batch_invariant_ops.batch_invariant_ops
+    enable_batch_invariant_mode(enable_bmm)
 srt.entrypoints.engine
     Engine{shutdown, generate}
 srt.layers.attention.attention_registry
@@ -77,9 +85,20 @@ srt.layers.vocab_parallel_embedding
     VocabParallelEmbedding{quant_method}
 srt.managers.schedule_batch
     Req{rid, origin_input_ids, output_ids, sampling_params, eos_token_ids, tokenizer}
-    ScheduleBatch{reqs, forward_mode, is_extend_in_batch, input_ids, out_cache_loc, req_pool_indices}
+    Req{finished, finished_len, grammar, to_finish}
+    Req.update_finish_state(new_accepted_len)
+    ScheduleBatch{reqs, forward_mode, input_ids, out_cache_loc, req_pool_indices}
     ScheduleBatch{seq_lens, seq_lens_cpu, seq_lens_sum, prefix_lens, extend_lens, extend_num_tokens}
     ScheduleBatch{spec_info, sampling_info, has_grammar, return_logprob}
+srt.managers.tokenizer_manager
+    TokenizerManager{model_config}
+    TokenizerManager._validate_one_request(obj, input_ids)
+srt.managers.tokenizer_control_mixin
+    TokenizerControlMixin.start_expert_distribution_record()
+    TokenizerControlMixin.stop_expert_distribution_record()
+    TokenizerControlMixin.dump_expert_distribution_record()
+    TokenizerControlMixin.release_memory_occupation(obj, request)
+    TokenizerControlMixin.resume_memory_occupation(obj, request)
 srt.managers.utils
     GenerationBatchResult{logits_output, next_token_ids, can_run_cuda_graph, speculative_num_draft_tokens}
     GenerationBatchResult{next_draft_input, accept_lens, accept_index, new_seq_lens}
@@ -111,6 +130,8 @@ srt.platforms
 srt.platforms.cpu
     CpuDeviceMixin
 srt.platforms.device_mixin
+    DeviceMixin.get_torch_profiler_activity()
+    DeviceMixin.get_torch_profiler_activity_str()
     PlatformEnum{OOT}
 srt.platforms.interface
     PlatformCapabilities
@@ -128,6 +149,7 @@ srt.platforms.interface
 srt.plugins
     load_plugins()
 srt.plugins.hook_registry
+    HookRegistry.apply_hooks()
     HookRegistry.register(target, hook, hook_type, ...)
     HookType{REPLACE}
 srt.runtime_context
@@ -136,8 +158,6 @@ srt.runtime_context
     get_spec
 srt.sampling.sampling_batch_info
     SamplingBatchInfo{temperatures, top_ps, top_ks, min_ps, sampling_seed, logit_bias, is_all_greedy, grammars}
-    SamplingBatchInfo{penalizer_orchestrator, acc_additive_penalties, acc_scaling_penalties}
-    SamplingBatchInfo{sampling_mask_batch_indices}
 srt.sampling.sampling_params
     SamplingParams{frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids}
 srt.server_args
@@ -164,7 +184,7 @@ srt.speculative.spec_utils
     draft_tp_context(layout)
 srt.speculative.standalone_worker_v2
     StandaloneDraftWorker(server_args, gpu_id, nccl_port, target_worker)
-    StandaloneDraftWorker{draft_runner, parallel_layout, req_to_token_pool}
+    StandaloneDraftWorker{draft_runner, parallel_layout, req_to_token_pool, target_worker}
     StandaloneDraftWorker.alloc_memory_pool(memory_pool_config, req_to_token_pool, token_to_kv_pool_allocator)
     StandaloneWorkerV2(server_args, gpu_id, nccl_port, target_worker)
 srt.speculative.eagle_worker_v2
@@ -172,6 +192,10 @@ srt.speculative.eagle_worker_v2
     EagleDraftWorker.init_attention_backend()
 srt.utils.common
     kill_process_tree
+srt.utils.hf_transformers.common
+    get_context_length(config)
+srt.utils.hf_transformers.config
+    get_config(model, trust_remote_code, model_override_args, ...)
 srt.utils.server_args_config_parser
     ConfigArgumentMerger(parser, ...)
     ConfigArgumentMerger.merge_config_with_args(cli_args)

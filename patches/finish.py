@@ -19,7 +19,7 @@ def finish_token_by_token(original: Callable[..., None], req: Any, new_accepted_
 
     All of them stay in `output_ids`, since their KV is committed; `finished_len` says how many count.
     """
-    if new_accepted_len <= 1 or req.to_finish is not None:
+    if new_accepted_len <= 1 or req.to_finish is not None or req.finished():
         original(req, new_accepted_len)
         return
     run = req.output_ids[-new_accepted_len:]
@@ -30,7 +30,8 @@ def finish_token_by_token(original: Callable[..., None], req: Any, new_accepted_
         req.grammar = grammar if count == len(run) else None
         original(req, 1)
         if req.finished():
-            req.finished_len = req.finished_len or len(req.output_ids)
+            if req.finished_len is None:
+                req.finished_len = len(req.output_ids)
             break
     req.grammar = grammar
     req.output_ids.extend(run[count:])

@@ -136,8 +136,9 @@ def _convert(values: Mapping[str, Any]) -> NightjarConfig:
             raise UserError(f"unknown Nightjar option {name!r}; known: {', '.join(known)}")
         try:
             msgspec.convert(value, known[name].type, strict=False)
-        except msgspec.ValidationError as error:
-            raise UserError(f"{_flag(name)} {value!r} is not valid: {error}") from None
+        except msgspec.ValidationError:
+            remedy = "give a whole number" if known[name].type is int else "give a text"
+            raise UserError(f"{_flag(name)} {value!r} is not valid: {remedy}") from None
     return msgspec.convert(dict(values), NightjarConfig, strict=False)
 
 

@@ -3,13 +3,16 @@
 from typing import Any
 
 from sglang_nightjar.config import make_config
-from sglang_nightjar.serving.startup import activate, server_options
+from sglang_nightjar.serving.startup import activate, guard_requests, server_options
 
 _PREFIX = "nightjar_"
 
 
 def Engine(**options: Any) -> Any:  # noqa: N802 - named like the class it stands for
     """Starts an engine and returns it; every method is `sglang.Engine`'s.
+
+    Like SGLang's, it starts processes that import the calling script anew: call it below
+    `if __name__ == "__main__":`. `shutdown()` ends them.
 
     Args:
         options: SGLang's `ServerArgs` fields, and Nightjar's own options as `nightjar_policy="static:3"`
@@ -19,9 +22,12 @@ def Engine(**options: Any) -> Any:  # noqa: N802 - named like the class it stand
     """
     ours = {name.removeprefix(_PREFIX): value for name, value in options.items() if name.startswith(_PREFIX)}
     theirs = {name: value for name, value in options.items() if not name.startswith(_PREFIX)}
-    config = make_config(**ours)
-    activate(config, ranks=theirs.get("tp_size", 1))
+    config = make_config(ours)
+    activate(config, ranks=theirs.get("tp_size") or 1)
+
+    complete = server_options(config, theirs)
 
     from sglang.srt.entrypoints.engine import Engine as UpstreamEngine
 
-    return UpstreamEngine(**server_options(config, theirs))
+    guard_requests(config)
+    return UpstreamEngine(**complete)

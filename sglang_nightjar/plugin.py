@@ -6,11 +6,16 @@ environment variable, and its presence is what "asked for" means. A stock
 `python -m sglang.launch_server` never has it.
 """
 
+import logging
+
 from sglang_nightjar.config import inherited_config
+
+# It warns of each model file that needs a GPU library; naming such a model is an error of its own.
+_MODEL_REGISTRY_LOG = "sglang.srt.models.registry"
 
 
 def load() -> None:
-    """Entry point `sglang.srt.plugins`: check the contract, then install the hooks.
+    """Entry point `sglang.srt.plugins`: install the hooks.
 
     SGLang logs and swallows what a plugin raises, so a failure here must end the
     process itself: serving half-patched would be worse than not serving.
@@ -21,6 +26,8 @@ def load() -> None:
     from sglang_nightjar.patches import install_or_exit
 
     install_or_exit(config)
+    if config.resolved_platform() == "cpu":
+        logging.getLogger(_MODEL_REGISTRY_LOG).setLevel(logging.ERROR)
 
 
 def platform() -> str | None:

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +92,11 @@ def serve_all(
     """Starts several servers together; booting waits on disk and on single threads, so they overlap well."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="nightjar-test-")))
-        servers = []
+        servers: list[Server] = []
+        stack.callback(_stop, servers)
         for index, words in enumerate(command_lines):
             log = folder / f"server-{index}.log"
-            server = _start(words, log, module, environ)
-            stack.callback(_stop, server)
-            servers.append(server)
+            servers.append(_start(words, log, module, environ))
         deadline = time.monotonic() + BOOT_LIMIT_S
         for server in servers:
             _wait_until_ready(server, deadline)
@@ -156,15 +155,12 @@ def tail(log: Path, lines: int = 40) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
 
 
-def _stop(server: Server) -> None:
-    """Ends the server's process group: SIGTERM first, SIGKILL if it lingers."""
+def _stop(servers: Sequence[Server]) -> None:
+    """Ends each server's process group: SIGTERM to all first, SIGKILL to what lingers."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(server.process.pid, sign)
-        except ProcessLookupError:
-            break
-        try:
-            server.process.wait(10)
-        except subprocess.TimeoutExpired:
-            continue
-    server.process.wait(10)
+        for server in servers:
+            with suppress(ProcessLookupError):
+                os.killpg(server.process.pid, sign)
+        for server in servers:
+            with suppress(subprocess.TimeoutExpired):
+                server.process.wait(10)

@@ -43,13 +43,17 @@ def prepare_demo_model(cache_dir: Path | None = None, progress: Progress = print
         UserError: the wheel is not installed or its file is damaged, or the cache cannot be written.
     """
     cache = cache_dir if cache_dir is not None else cache_root()
-    folder = cache / "models" / MODEL_NAME / f"v{CONVERTER_VERSION}-{GGUF_SHA256[:12]}"
     try:
-        return build_once(folder, lambda empty: _convert(empty, progress), progress)
+        return build_once(model_folder(cache), lambda empty: _convert(empty, progress), progress)
     except OSError as error:
         raise UserError(
             f"cannot keep the demo model in {cache}: {error}; set NIGHTJAR_CACHE to a folder you can write to"
         ) from error
+
+
+def model_folder(cache: Path) -> Path:
+    """Where the converted model is, or will be, below a cache folder."""
+    return cache / "models" / MODEL_NAME / f"v{CONVERTER_VERSION}-{GGUF_SHA256[:12]}"
 
 
 def find_gguf() -> Path:

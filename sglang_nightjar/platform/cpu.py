@@ -62,6 +62,12 @@ class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
         return QUANTIZATION_METHODS.get(quantization)
 
+    def get_torch_profiler_activity_str(self) -> str:
+        return "CPU"
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        return torch.profiler.ProfilerActivity.CPU
+
     def init_backend(self) -> None:
         """Runs when a rank's process loads its model runner."""
         from sglang_nightjar.platform.threads import apply_thread_limits

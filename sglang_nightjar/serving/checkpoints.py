@@ -1,134 +1,190 @@
-"""Looks at the model folders before anything is started: readable, fitting together, fitting in memory."""
+"""Looks at the model folders before anything is started: readable, supported, fitting together."""
 
+import json
+import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.serving.memory import ModelShape, available_memory, plan_memory
 
-_POOL_TOKENS = 32768  # KV slots the CPU platform takes when nothing is said, memory permitting
-_POOL_SHARE = 0.5  # share of the memory left after weights that they may take then
-
-
-class ModelShape(msgspec.Struct, frozen=True):
-    """What memory planning needs of a checkpoint. Bytes are per rank of one."""
-
-    context_len: int
-    vocab_size: int
-    kv_bytes_per_token: int
-    weight_bytes: int
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # what Hugging Face's hub calls a model: owner/name
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 
 def check_checkpoints(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Checks target and draft, and returns the memory options to add.
+    """Checks target and draft, and returns the memory options to set.
 
+    Args:
+        options: completed `ServerArgs` fields.
     Raises:
-        UserError: a checkpoint is missing or damaged, the vocabularies differ, or memory is too small.
+        UserError: a checkpoint is missing or damaged, of a kind a CPU does not serve, the two do not fit
+            together, or memory is too small.
     """
-    shapes = [_inspect("--model-path", options["model_path"])]
-    draft_path = options.get("speculative_draft_model_path")
+    target_path, draft_path = options["model_path"], options.get("speculative_draft_model_path")
+    target_folder = _folder("--model-path", target_path, options.get("revision"))
+    shapes = [_inspect("--model-path", target_folder, options)]
     if draft_path:
-        shapes.append(_inspect("--speculative-draft-model-path", draft_path))
-        if draft_path != options["model_path"]:
-            _check_tokenizers(options["model_path"], draft_path)
-    _check_context(options, shapes[0])
-    return _plan_memory(options, shapes)
+        flag = "--speculative-draft-model-path"
+        draft_folder = _folder(flag, draft_path, options.get("speculative_draft_model_revision"))
+        shapes.append(shapes[0] if draft_folder == target_folder else _inspect(flag, draft_folder, options))
+        if draft_folder != target_folder:
+            _check_tokenizers(Path(options.get("tokenizer_path") or target_folder), draft_folder, options)
+    _check_context(options, shapes)
+    for shape in shapes:
+        _check_ranks(options.get("tp_size", 1), shape)
+    return plan_memory(options, shapes, available_memory())
 
 
-def _inspect(flag: str, path: str) -> ModelShape:
-    from safetensors import SafetensorError, safe_open
-    from transformers import AutoConfig
-
-    folder = Path(path)
-    if not folder.is_dir():
+def _folder(flag: str, path: str, revision: str | None) -> Path:
+    """Where the checkpoint is on this machine; one that is only named is fetched from Hugging Face's hub."""
+    if Path(path).is_dir():
+        return Path(path)
+    if not _HUB_NAME.fullmatch(path):
         raise UserError(f"{flag} {path}: no such folder; give a folder with a Hugging Face checkpoint")
+    from huggingface_hub import snapshot_download
+
     try:
-        config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"{flag} {path}: config.json cannot be read ({_first_line(error)})") from None
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UserError(f"{flag} {path}: no *.safetensors file in it; give a complete checkpoint")
+        return Path(snapshot_download(path, revision=revision, allow_patterns=_HUB_FILES))
+    except Exception as error:  # offline, unknown, private, full disk: the hub has an exception for each
+        raise UserError(
+            f"{flag} {path}: no such folder, and Hugging Face's hub does not give it ({_first_line(error)}); "
+            "give a folder with a checkpoint"
+        ) from None
+
+
+def _inspect(flag: str, folder: Path, options: Mapping[str, Any]) -> ModelShape:
+    from sglang.srt.utils.hf_transformers.common import get_context_length
+    from sglang.srt.utils.hf_transformers.config import get_config
+
+    try:
+        overrides = json.loads(options.get("json_model_override_args") or "{}")
+    except ValueError as error:
+        raise UserError(f"--json-model-override-args is not valid JSON: {error}; give a JSON object") from None
+    try:
+        config = get_config(
+            str(folder),
+            trust_remote_code=bool(options.get("trust_remote_code", False)),
+            model_override_args=overrides,
+        )
+        text = config.get_text_config()
+        _check_kind(flag, folder, config, text)
+        heads = text.num_attention_heads
+        head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+        kv_heads = getattr(text, "num_key_value_heads", None) or heads
+        return ModelShape(
+            context_len=get_context_length(text),
+            vocab_size=text.vocab_size,
+            heads=heads,
+            kv_heads=kv_heads,
+            intermediate_size=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
+            kv_bytes_per_token=text.num_hidden_layers * 2 * kv_heads * head_dim * 4,
+            weight_bytes=_count_parameters(flag, folder) * 4,
+        )
+    except UserError:
+        raise
+    except Exception as error:  # a foreign file: there is no list of what transformers raises for it
+        raise UserError(
+            f"{flag} {folder}: config.json cannot be read ({_first_line(error)}); give a complete checkpoint"
+        ) from None
+
+
+def _check_kind(flag: str, folder: Path, config: Any, text: Any) -> None:
+    """A CPU serves dense decoders with ordinary attention, from unquantized weights."""
+    refused = {
+        "quantized weights": getattr(config, "quantization_config", None),
+        "latent attention": getattr(text, "kv_lora_rank", None),
+        "a mixture of experts": getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None),
+        "state-space layers": getattr(text, "state_size", None) or getattr(text, "mamba_d_state", None),
+        "linear attention": "linear_attention" in (getattr(text, "layer_types", None) or []),
+        "an encoder": getattr(config, "is_encoder_decoder", False) or getattr(config, "vision_config", None),
+    }
+    found = next((kind for kind, value in refused.items() if value), None)
+    if found is not None:
+        raise UserError(
+            f"{flag} {folder}: a model with {found} is not served on a CPU; use a dense, unquantized decoder"
+        )
+
+
+def _count_parameters(flag: str, folder: Path) -> int:
+    from safetensors import SafetensorError, safe_open
+
     elements = 0
-    for file in files:
+    for file in _weight_files(flag, folder):
         try:
             with safe_open(file, "pt") as tensors:
                 for name in tensors.keys():  # noqa: SIM118 - safe_open is no mapping
-                    size = 1
-                    for length in tensors.get_slice(name).get_shape():
-                        size *= length
-                    elements += size
+                    elements += math.prod(tensors.get_slice(name).get_shape())
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{flag} {path}: {file.name} is damaged ({_first_line(error)}); copy it again") from None
-    text = config.get_text_config()
-    heads = text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    return ModelShape(
-        context_len=text.max_position_embeddings,
-        vocab_size=text.vocab_size,
-        kv_bytes_per_token=text.num_hidden_layers * 2 * kv_heads * head_dim * 4,
-        weight_bytes=elements * 4,
-    )
+            raise UserError(f"{flag} {folder}: {file.name} is damaged ({_first_line(error)}); copy it again") from None
+    return elements
 
 
-def _check_tokenizers(target: str, draft: str) -> None:
+def _weight_files(flag: str, folder: Path) -> list[Path]:
+    """The weight files, those the index names where there is one."""
+    index = folder / "model.safetensors.index.json"
+    if index.exists():
+        files = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    missing = [file.name for file in files if not file.exists()] or ([] if files else ["*.safetensors"])
+    if missing:
+        raise UserError(f"{flag} {folder}: {missing[0]} is missing; give a complete checkpoint")
+    return files
+
+
+def _check_tokenizers(target: Path, draft: Path, options: Mapping[str, Any]) -> None:
+    """Padded sizes may differ, but every token must mean the same to both models."""
+    first = _vocabulary("target", target, options, "give a complete checkpoint or --tokenizer-path")
+    second = _vocabulary("draft", draft, options, "copy the target's tokenizer files if it was trained with them")
+    if first != second:
+        raise UserError(
+            f"the draft {draft} has another vocabulary than the target {target} "
+            f"({len(second)} and {len(first)} tokens); use a draft made for this tokenizer"
+        )
+
+
+def _vocabulary(role: str, folder: Path, options: Mapping[str, Any], remedy: str) -> dict[str, int]:
     from transformers import AutoTokenizer
 
     try:
-        vocabularies = [AutoTokenizer.from_pretrained(path).get_vocab() for path in (target, draft)]
-    except (OSError, ValueError) as error:
-        raise UserError(f"a tokenizer of the pair cannot be read ({_first_line(error)})") from None
-    if vocabularies[0] != vocabularies[1]:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, trust_remote_code=bool(options.get("trust_remote_code", False))
+        )
+        return dict(tokenizer.get_vocab())
+    except Exception as error:  # as for the configuration
+        raise UserError(f"the {role}'s tokenizer in {folder} cannot be read ({_first_line(error)}); {remedy}") from None
+
+
+def _check_context(options: Mapping[str, Any], shapes: list[ModelShape]) -> None:
+    given = options.get("context_length")
+    length = shapes[0].context_len if given is None else given
+    if not 1 <= length <= shapes[0].context_len:
+        raise UserError(f"--context-length is {length}; this model supports 1 to {shapes[0].context_len}")
+    if length > shapes[-1].context_len:
         raise UserError(
-            f"the draft {draft} has another vocabulary than the target {target} "
-            f"({len(vocabularies[1])} and {len(vocabularies[0])} tokens); use a draft made for this tokenizer"
+            f"the draft supports {shapes[-1].context_len} tokens and the target {length}; "
+            f"give --context-length {shapes[-1].context_len} or less"
         )
 
 
-def _check_context(options: Mapping[str, Any], target: ModelShape) -> None:
-    length = options.get("context_length")
-    if length is not None and not 1 <= length <= target.context_len:
-        raise UserError(f"--context-length is {length}; this model supports 1 to {target.context_len}")
+def _check_ranks(ranks: int, shape: ModelShape) -> None:
+    if _divisible(ranks, shape):
+        return
+    possible = [str(size) for size in range(1, shape.heads + 1) if _divisible(size, shape)]
+    raise UserError(
+        f"--tp-size {ranks} does not divide this model ({shape.heads} attention heads, {shape.kv_heads} KV heads, "
+        f"{shape.intermediate_size} inner channels); use one of: {', '.join(possible)}"
+    )
 
 
-def _plan_memory(options: Mapping[str, Any], shapes: list[ModelShape]) -> dict[str, Any]:
-    import psutil
-
-    fraction = options.get("mem_fraction_static")
-    tokens = options.get("max_total_tokens")
-    page = options.get("page_size") or 1
-    if fraction is not None and not 0.0 < fraction < 1.0:
-        raise UserError(f"--mem-fraction-static is {fraction}; choose a value between 0 and 1, for example 0.8")
-    if tokens is not None and tokens < max(page, 2):
-        raise UserError(f"--max-total-tokens is {tokens}; it must hold at least one page of {max(page, 2)} tokens")
-
-    available = psutil.virtual_memory().available
-    # Prepacking keeps a second copy of the target's weights for a moment of its life.
-    weights = 2 * shapes[0].weight_bytes + sum(shape.weight_bytes for shape in shapes[1:])
-    per_token = sum(shape.kv_bytes_per_token for shape in shapes)
-    free = available - weights
-    if free <= 0:
-        raise UserError(
-            f"the weights need {_gib(weights)} and {_gib(available)} of memory are free; use a smaller model"
-        )
-    if tokens is not None:
-        if tokens * per_token > free:
-            raise UserError(
-                f"--max-total-tokens {tokens} needs {_gib(tokens * per_token)} of KV cache and {_gib(free)} are left "
-                f"after the weights; choose at most {free // per_token}"
-            )
-        return {}
-    if fraction is not None:
-        return {}
-    return {"max_total_tokens": max(page, min(_POOL_TOKENS, int(free * _POOL_SHARE) // per_token) // page * page)}
-
-
-def _gib(size: float) -> str:
-    return f"{size / 2**30:.1f} GiB"
+def _divisible(ranks: int, shape: ModelShape) -> bool:
+    kv_fits = shape.kv_heads % ranks == 0 or ranks % shape.kv_heads == 0
+    return shape.heads % ranks == 0 and kv_fits and shape.intermediate_size % ranks == 0
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+    lines = str(error).strip().splitlines()
+    return lines[0][:200] if lines else type(error).__name__

@@ -1,5 +1,7 @@
 """The way both front doors (command line and `Engine`) take to a ready SGLang configuration."""
 
+import os
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +12,10 @@ from sglang_nightjar.platform.names import PLATFORM
 from sglang_nightjar.platform.threads import set_thread_environment
 from sglang_nightjar.serving.checkpoints import check_checkpoints
 from sglang_nightjar.serving.options import complete_options
-from sglang_nightjar.serving.support import refuse_unsupported
+from sglang_nightjar.serving.support import flag, refuse_unsupported
+
+# Set by a user, each of these makes SGLang load another platform, or other plugins, than ours.
+_PLATFORM_VARIABLES = ("SGLANG_PLATFORM", "SGLANG_PLUGINS")
 
 
 def activate(config: NightjarConfig, *, ranks: int) -> None:
@@ -21,12 +26,15 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
 
     Raises:
         ContractError: the installed SGLang is not the one this code was written for.
-        UserError: SGLang has already chosen another platform in this process.
+        UserError: the platform asked for is not there, or SGLang has already chosen another in this process.
     """
     check_contract()
     on_cpu = config.resolved_platform() == "cpu"
     if on_cpu:
         set_thread_environment(config, ranks)
+        _silence_gpu_warnings()
+    else:
+        _check_gpu()
     hand_to_children(config)
 
     from sglang.srt.plugins import load_plugins
@@ -35,10 +43,31 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
     from sglang.srt.platforms import current_platform
 
     if on_cpu and current_platform.device_name != PLATFORM:
-        raise UserError(
-            "SGLang was imported before Nightjar and has chosen another platform; "
-            "import sglang_nightjar first, or start the server with python -m sglang_nightjar.launch_server"
-        )
+        raise UserError(_platform_remedy())
+
+
+def _silence_gpu_warnings() -> None:
+    """Every process SGLang starts would warn of each GPU library a CPU does without."""
+    os.environ.setdefault("PYTHONWARNINGS", "ignore::UserWarning")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
+
+
+def _check_gpu() -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise UserError("--nightjar-platform cuda: this machine has no usable CUDA device; use cpu or auto")
+
+
+def _platform_remedy() -> str:
+    for name in _PLATFORM_VARIABLES:
+        if "nightjar" not in os.environ.get(name, "nightjar"):
+            return f"{name}={os.environ[name]} keeps Nightjar's CPU platform out; unset it, or add nightjar to it"
+    return (
+        "SGLang has already chosen another platform in this process, or this package is not installed in this "
+        "environment; start with python -m sglang_nightjar.launch_server, or import sglang_nightjar before sglang, "
+        "after pip install"
+    )
 
 
 def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,8 +77,31 @@ def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str
         UserError: something is unsupported, contradictory, missing or too large.
     """
     on_cpu = config.resolved_platform() == "cpu"
+    refuse_unsupported(given, on_cpu=on_cpu)  # before a demo model is converted for nothing
     options = complete_options(config, given)
     refuse_unsupported(options, on_cpu=on_cpu)
+    check_ranges(options)
     if on_cpu:
         options.update(check_checkpoints(options))
     return options
+
+
+def check_ranges(options: Mapping[str, Any]) -> None:
+    """Refuses sizes on which SGLang's scheduler process would fail after loading the models."""
+    for name in ("tp_size", "max_running_requests", "page_size", "max_prefill_tokens", "prefill_max_requests"):
+        value = options.get(name)
+        if value is not None and value < 1:
+            raise UserError(f"{flag(name)} is {value}; choose 1 or more")
+    chunk, page = options.get("chunked_prefill_size"), options.get("page_size") or 1
+    if chunk is not None and chunk != -1 and (chunk < 1 or chunk % page):
+        raise UserError(
+            f"--chunked-prefill-size is {chunk}; choose a multiple of --page-size ({page}), or -1 for no chunks"
+        )
+
+
+def guard_requests(config: NightjarConfig) -> None:
+    """Last step before serving: this process will turn away requests on which the CPU platform would fail."""
+    if config.resolved_platform() == "cpu":
+        from sglang_nightjar.patches import requests
+
+        requests.install()

@@ -8,6 +8,7 @@ plus its first j drafts, which is what a plain decode of that token would see.
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 
 def apply_penalties(logits: torch.Tensor, reqs: list[Any], candidates: torch.Tensor) -> None:
@@ -21,20 +22,23 @@ def apply_penalties(logits: torch.Tensor, reqs: list[Any], candidates: torch.Ten
     for rows, req, chain in zip(logits, reqs, candidates, strict=True):
         params = req.sampling_params
         if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0:
-            output = torch.tensor(req.output_ids, dtype=torch.int64, device=logits.device)
-            for j, row in enumerate(rows):
-                _penalize_output(row, torch.cat([output, chain[1 : j + 1]]), params)
+            _penalize_output(rows, torch.tensor(req.output_ids, device=rows.device), chain[1:], params)
         missing = params.min_new_tokens - len(req.output_ids)
         if missing > 0:
             rows[:missing, _stop_tokens(req)] = float("-inf")
 
 
-def _penalize_output(row: torch.Tensor, output: torch.Tensor, params: Any) -> None:
-    """Penalizes the tokens of `output` in `row`, additive penalties first, as upstream does."""
-    seen, counts = output.unique(return_counts=True)
-    values = row[seen] - (counts * params.frequency_penalty + params.presence_penalty)
+def _penalize_output(rows: torch.Tensor, output: torch.Tensor, drafts: torch.Tensor, params: Any) -> None:
+    """Penalizes in row j what `output` and the first j of the n - 1 `drafts` contain: additive penalties first."""
+    tokens, index, total = torch.cat([output, drafts]).unique(return_inverse=True, return_counts=True)
+    drafted = functional.one_hot(index[len(output) :], len(tokens))
+    counts = total - drafted.sum(0) + functional.pad(drafted.cumsum(0), (0, 0, 1, 0))  # [n, distinct tokens]
+
+    plain = rows[:, tokens]
+    lowered = plain - (counts * params.frequency_penalty + params.presence_penalty)
     scale = params.repetition_penalty
-    row[seen] = torch.where(values < 0, values * scale, values / scale)
+    scaled = torch.where(lowered < 0, lowered * scale, lowered / scale)
+    rows[:, tokens] = torch.where(counts > 0, scaled, plain)
 
 
 def _stop_tokens(req: Any) -> list[int]:

@@ -32,6 +32,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         verify_installed()
+        # Upstream's own __init__ would build its draft worker, and refuse vocabularies padded to two sizes.
         BaseSpecWorker.__init__(self)
         self.server_args = server_args
         self.topk = get_spec().speculative_eagle_topk
@@ -57,10 +58,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         pp_proxy_tensors: Any | None = None,
     ) -> Any:
         """Runs one step of `batch`; the scheduler restores the batch's fields afterwards."""
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
-            result = self._prefill(batch)
-        else:
-            result = self._decode(batch, grammar_barrier)
+        result = self._prefill(batch) if batch.forward_mode.is_extend() else self._decode(batch, grammar_barrier)
         if on_publish is not None:
             on_publish(result.new_seq_lens)
         return result

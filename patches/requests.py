@@ -1,0 +1,74 @@
+"""Seam: methods of `TokenizerManager`, where requests are turned away before they reach the scheduler.
+
+Upstream lets pass some that end the scheduler on a CPU, and with it the server: a prompt of no
+tokens (an empty text, where the tokenizer adds none), token ids the model has no row for, more
+top logprobs than there are tokens, embeddings in place of tokens (upstream makes them half
+precision), and control requests that reach for a GPU.
+"""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+CLASS = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+_EMBEDDINGS = ("input_embeds", "positional_embed_overrides")
+_GPU_ONLY = (
+    "dump_expert_distribution_record",
+    "release_memory_occupation",
+    "resume_memory_occupation",
+    "start_expert_distribution_record",
+    "stop_expert_distribution_record",
+)
+
+
+def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Raises `ValueError`, which the server answers with HTTP 400, on a request the model cannot serve.
+
+    Args:
+        manager: the `TokenizerManager`.
+        obj: the request, one of a batch.
+        input_ids: its tokens, or None.
+    """
+    for name in _EMBEDDINGS:
+        if getattr(obj, name, None) is not None:
+            raise ValueError(f"{name} is not supported here; send text or input_ids.")
+    vocabulary = manager.model_config.vocab_size
+    if (getattr(obj, "top_logprobs_num", None) or 0) > vocabulary:
+        raise ValueError(f"top_logprobs_num is {obj.top_logprobs_num}; the vocabulary has {vocabulary} tokens.")
+    if input_ids is None:
+        return
+    if len(input_ids) == 0:
+        raise ValueError("The prompt has no tokens; send at least one character or token id.")
+    strange = next((token for token in input_ids if not 0 <= token < vocabulary), None)
+    if strange is not None:
+        raise ValueError(f"Token id {strange} is not in the vocabulary; ids are 0 to {vocabulary - 1}.")
+
+
+def refuse_control(name: str) -> Callable[..., NoReturn]:
+    """A hook that answers a control request with HTTP 400."""
+
+    def refuse(*_: Any, **__: Any) -> NoReturn:
+        from fastapi import HTTPException
+
+        raise HTTPException(400, f"{name} is not supported on a CPU.")
+
+    return refuse
+
+
+def install() -> None:
+    """Puts the checks before upstream's own, in the process that serves HTTP; raises `RuntimeError` if that fails.
+
+    Unlike the other hooks they are applied here and now: they concern one process only, and importing
+    what they hook takes seconds that a start with a mistake on its command line can do without.
+    """
+    from sglang.srt.managers.tokenizer_manager import TokenizerManager
+
+    hooks = {"_validate_one_request": check_request, **{name: refuse_control(name) for name in _GPU_ONLY}}
+    for name, hook in hooks.items():
+        HookRegistry.register(f"{CLASS}.{name}", hook, HookType.BEFORE)
+    HookRegistry.apply_hooks()
+    for name in hooks:
+        if not hasattr(getattr(TokenizerManager, name), "__wrapped__"):
+            raise RuntimeError(f"SGLang did not apply the hook on {CLASS}.{name}; its log says why")
