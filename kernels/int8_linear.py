@@ -104,8 +104,8 @@ def int8_linear(
     """x times the transpose of a quantized weight, plus the bias, in float32.
 
     The order of additions is one for a single row of x and another for two rows or more: the
-    result of a row may change in its last bits (about 1e-6 of its largest terms) between the
-    two, and nowhere else: from two rows on it does not depend on how many there are.
+    result of a row differs between the two by about 2e-7 of the largest outputs. From two rows
+    on it does not depend on how many there are.
 
     Runs on `numba.get_num_threads()` threads. x and the weight are not copied unless x is
     not contiguous.

@@ -162,6 +162,7 @@ srt.sampling.sampling_params
     SamplingParams{frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids}
 srt.server_args
     ServerArgs.add_cli_args(parser)
+    ServerArgs.check_server_args()
     ServerArgs.resolve_once()
     prepare_server_args(argv)
 srt.speculative.base_spec_worker

@@ -78,6 +78,7 @@ def _server_args(config: NightjarConfig, words: list[str], ranks: int) -> Any:
     server_args = prepare_server_args(words + _as_words(options, given))
     try:
         server_args.resolve_once()
+        server_args.check_server_args()  # upstream's launcher does this later, where a failure is a traceback
     except (ValueError, AssertionError, NotImplementedError, RuntimeError, OSError, ImportError) as error:
         raise UserError(f"SGLang refuses these options: {error}") from error
     return server_args

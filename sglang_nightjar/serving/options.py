@@ -36,7 +36,7 @@ def complete_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[s
     quantized_demo = "model_path" not in options and _serve_demo_pair(config, options)
     if config.draft_bits != NightjarConfig().draft_bits and not quantized_demo:
         raise UserError(
-            f"--nightjar-draft-bits {config.draft_bits} is for the demo pair's draft, which these options do not serve; "
+            f"--nightjar-draft-bits {config.draft_bits} is for the demo pair's draft, which is not served here; "
             f"another draft takes --speculative-draft-model-quantization nightjar_w{config.draft_bits}"
         )
     _settle_speculation(config, options)

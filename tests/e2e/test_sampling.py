@@ -160,7 +160,9 @@ def test_greedy_and_random_requests_in_one_batch(pair: Pair) -> None:
 
 
 # SGLang has no seeded min-p: its sampler asserts that no request asks for it.
-SEEDED_SETTINGS = {"temperature 1": {}} | {name: params for name, (params, _) in SETTINGS.items() if "min_p" not in params}
+SEEDED_SETTINGS = {"temperature 1": {}} | {
+    name: params for name, (params, _) in SETTINGS.items() if "min_p" not in params
+}
 
 
 @pytest.mark.parametrize("name", SEEDED_SETTINGS)

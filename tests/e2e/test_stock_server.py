@@ -17,7 +17,9 @@ PROGRAM = """
 import importlib.metadata, json, os, signal, sys, warnings
 if "hide" in sys.argv:
     seen = importlib.metadata.entry_points
-    importlib.metadata.entry_points = lambda **by: [e for e in seen(**by) if e.name != "nightjar"]
+    def others(**by):
+        return [entry for entry in seen(**by) if entry.name != "nightjar"] if "group" in by else seen(**by)
+    importlib.metadata.entry_points = others
 before = dict(os.environ)
 import sglang.launch_server
 from sglang.srt.plugins import load_plugins
@@ -39,14 +41,14 @@ patched = [
 ]
 print(json.dumps({
     "platform": type(current_platform).__module__ + "." + type(current_platform).__name__,
-    "hooks": sorted(t for t, hooks in HookRegistry._hooks.items() if any(h[2].plugin_name == "nightjar" for h in hooks)),
+    "hooks": sorted(t for t, hooks in HookRegistry._hooks.items() for h in hooks if h[2].plugin_name == "nightjar"),
     "patched": patched,
     "choices": {n: sorted(map(str, v)) for n, v in vars(choices).items() if isinstance(v, list)},
     "backends": sorted(ATTENTION_BACKENDS),
     "quantization": sorted(QUANTIZATION_METHODS),
     "options": [[a.option_strings, sorted(map(str, a.choices or [])), str(a.default)] for a in parser._actions],
     "environment": sorted(set(os.environ.items()) ^ set(before.items())),
-    "filters": [str(f) for f in warnings.filters],
+    "filters": sorted(str(f) for f in warnings.filters),
     "signals": [str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM)],
     "ours": sorted(m for m in sys.modules if m.startswith("sglang_nightjar")),
 }))

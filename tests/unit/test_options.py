@@ -114,7 +114,11 @@ PAIR = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
 @pytest.mark.parametrize(
     ("config", "given", "expected"),
     [
-        (on_cpu(policy="static:3"), {"model_path": "/m"}, "static:3 needs a draft; give --speculative-draft-model-path"),
+        (
+            on_cpu(policy="static:3"),
+            {"model_path": "/m"},
+            "static:3 needs a draft; give --speculative-draft-model-path",
+        ),
         (on_cpu(policy="off"), PAIR, "never speculates; leave out --speculative-draft-model-path"),
         (on_cpu(policy="off"), {"model_path": "/m", "speculative_num_steps": 2}, "disagree; give one of them"),
         (on_cpu(policy="static:2"), {**PAIR, "speculative_num_steps": 3}, "disagree; give one of them"),

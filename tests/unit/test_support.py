@@ -72,7 +72,7 @@ def complaint(options: dict[str, Any], *, on_cpu: bool = True) -> str:
         ({"enable_multimodal": True}, "text model"),
         ({"dllm_algorithm": "LowConfidence"}, "autoregressive"),
         ({"is_embedding": True}, "generative"),
-        ({"enable_deterministic_inference": True}, "sampling_seed"),
+        ({"rl_on_policy_target": "fsdp"}, "sampling_seed"),
         ({"enable_eplb": True}, "mixtures of experts"),
         ({"max_mamba_cache_size": 8}, "state-space"),
         ({"weight_cache_mode": "daemon"}, "files"),
