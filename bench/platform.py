@@ -12,7 +12,6 @@ Compare them within one run only.
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -23,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+# In place of this script's folder, where this file would shadow the standard library's `platform`.
+sys.path[0] = str(ROOT / "tests")
 from serving import Server, serve_all  # noqa: E402
 
 GAMMAS = (0, 1, 3, 5)
 CONCURRENCIES = (1, 8, 32)
+POOL_TOKENS = 6144  # enough for 32 requests; four servers share the memory
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Outputs x inputs of one layer of SmolLM2-135M (30 of them), and of its head.
 LAYER_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -56,12 +57,11 @@ def machine() -> dict[str, Any]:
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    model = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        platform.processor(),
-    )
+    cpu = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
     return {
-        "cpu": model,
+        "cpu": cpu[0] if cpu else "unknown",
         "cores": len(os.sched_getaffinity(0)),
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
@@ -70,7 +70,10 @@ def machine() -> dict[str, Any]:
 
 def bench_linears(repeats: int) -> list[dict[str, float]]:
     """Milliseconds for every matmul of one forward of the demo model, by rows and method."""
-    os.environ["OMP_NUM_THREADS"] = str(len(os.sched_getaffinity(0)))
+    from sglang_nightjar.config import NightjarConfig
+    from sglang_nightjar.platform.threads import set_thread_environment
+
+    set_thread_environment(NightjarConfig(), ranks=1)  # as in a server; before torch reads it
     import torch
 
     from sglang_nightjar.kernels.int8_linear import int8_linear, quantize_weight
@@ -110,7 +113,7 @@ def bench_linears(repeats: int) -> list[dict[str, float]]:
 def bench_servers(repeats: int, max_tokens: int) -> list[dict[str, Any]]:
     """Output tokens per second of the demo pair, by gamma and concurrency."""
     prompts = [f"<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n" for line in prompt_lines()]
-    command_lines = [("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", 16384) for gamma in GAMMAS]
+    command_lines = [("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", POOL_TOKENS) for gamma in GAMMAS]
     progress("starting four servers")
     with serve_all(command_lines) as servers:
         arms = dict(zip(GAMMAS, servers, strict=True))

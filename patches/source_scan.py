@@ -73,10 +73,10 @@ def _definitions(body: list[ast.stmt]) -> dict[str, Definition]:
 
 def _class(node: ast.ClassDef) -> Definition:
     members = _definitions(node.body)
-    for method in ast.walk(node):
-        if isinstance(method, ast.Attribute) and isinstance(method.ctx, ast.Store):
-            if isinstance(method.value, ast.Name) and method.value.id == "self":
-                members.setdefault(method.attr, Definition())
+    for inner in ast.walk(node):
+        match inner:
+            case ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store()):
+                members.setdefault(name, Definition())
     constructor = members.get("__init__")
     return Definition(parameters=constructor.parameters if constructor else None, members=members)
 

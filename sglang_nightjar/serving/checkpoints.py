@@ -11,6 +11,7 @@ from sglang_nightjar.errors import UserError
 from sglang_nightjar.serving.memory import ModelShape, available_memory, plan_memory
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # what Hugging Face's hub calls a model: owner/name
+_PROCESS_BYTES = 2**30  # what each process SGLang starts takes beside models and KV cache (measured: 1.0 GB)
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 
@@ -33,9 +34,11 @@ def check_checkpoints(options: Mapping[str, Any]) -> dict[str, Any]:
         if draft_folder != target_folder:
             _check_tokenizers(Path(options.get("tokenizer_path") or target_folder), draft_folder, options)
     _check_context(options, shapes)
+    ranks = options.get("tp_size", 1)
     for shape in shapes:
-        _check_ranks(options.get("tp_size", 1), shape)
-    return plan_memory(options, shapes, available_memory())
+        _check_ranks(ranks, shape)
+    processes = (ranks + 1) * _PROCESS_BYTES  # one per rank, and the detokenizer
+    return plan_memory(options, shapes, max(0, available_memory() - processes))
 
 
 def _folder(flag: str, path: str, revision: str | None) -> Path:

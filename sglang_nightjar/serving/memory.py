@@ -56,7 +56,7 @@ def plan_memory(options: Mapping[str, Any], shapes: Sequence[ModelShape], availa
     Args:
         options: completed `ServerArgs` fields.
         shapes: the target, then the draft if there is one.
-        available: bytes.
+        available: bytes for models and KV cache.
     Returns:
         The fields to set: `max_total_tokens` and `mem_fraction_static`.
     Raises:
@@ -81,7 +81,7 @@ def plan_memory(options: Mapping[str, Any], shapes: Sequence[ModelShape], availa
         remedy = "use a smaller model" if fraction is None else "raise it, or use a smaller model"
         raise UserError(
             f"the models and {least} tokens of KV cache need {_gib(weights + least * per_token)} of memory, "
-            f"{_gib(available)} are free{given}; {remedy}"
+            f"{_gib(available)} are left for them{given}; {remedy}"
         )
     if tokens is None:
         default = min(_POOL_TOKENS, max(least, int(room * _POOL_SHARE)))

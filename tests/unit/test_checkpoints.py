@@ -250,7 +250,7 @@ def test_a_given_number_of_tokens_is_taken() -> None:
         ({"max_total_tokens": 128, "page_size": 64}, 8, "choose at least 256"),
         ({"max_total_tokens": 10**15}, 8, "6.0 GiB are left after the weights; choose at most 6291456"),
         ({"max_total_tokens": 2**21, "mem_fraction_static": 0.3}, 8, "choose at most 419430"),
-        ({}, 1, "the models and 128 tokens of KV cache need 2.0 GiB of memory, 1.0 GiB are free; use a smaller model"),
+        ({}, 1, "the models and 128 tokens of KV cache need 2.0 GiB of memory, 1.0 GiB are left for them; use"),
     ],
 )
 def test_impossible_sizes(options: dict[str, Any], available: int, expected: str) -> None:
@@ -270,6 +270,10 @@ def test_a_containers_limit_counts(tmp_path: Path) -> None:
 
 
 def test_what_is_free_is_asked_of_this_machine(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "available_memory", lambda: 1000)
-    assert "use a smaller model" in complaint(check_checkpoints, {"model_path": str(target)})
+    """Less what SGLang's own processes take: two with one rank, three with two."""
+    monkeypatch.setattr(checkpoints, "available_memory", lambda: 2 * GIB)
+    assert "0.0 GiB are left" in complaint(check_checkpoints, {"model_path": str(target)})
+    monkeypatch.setattr(checkpoints, "available_memory", lambda: 3 * GIB)
+    check_checkpoints({"model_path": str(target)})
+    assert "0.0 GiB are left" in complaint(check_checkpoints, {"model_path": str(target), "tp_size": 2})
     assert memory.available_memory() > 1000
