@@ -11,6 +11,8 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_nightjar.patches.hooks import require_applied
+
 TARGET = "sglang.srt.managers.schedule_batch.Req.update_finish_state"
 
 
@@ -44,7 +46,4 @@ def install() -> None:
 
 def verify() -> None:
     """Raises `RuntimeError` where the wrapper is not in place."""
-    from sglang.srt.managers.schedule_batch import Req
-
-    if not hasattr(Req.update_finish_state, "__wrapped__"):
-        raise RuntimeError(f"SGLang did not apply the hook on {TARGET}; its log says why")
+    require_applied(TARGET)

@@ -11,6 +11,8 @@ from typing import Any, NoReturn
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_nightjar.patches.hooks import require_applied
+
 CLASS = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
 _EMBEDDINGS = ("input_embeds", "positional_embed_overrides")
@@ -63,12 +65,8 @@ def install() -> None:
     Unlike the other hooks they are applied here and now: they concern one process only, and importing
     what they hook takes seconds that a start with a mistake on its command line can do without.
     """
-    from sglang.srt.managers.tokenizer_manager import TokenizerManager
-
     hooks = {"_validate_one_request": check_request, **{name: refuse_control(name) for name in _GPU_ONLY}}
     for name, hook in hooks.items():
         HookRegistry.register(f"{CLASS}.{name}", hook, HookType.BEFORE)
     HookRegistry.apply_hooks()
-    for name in hooks:
-        if not hasattr(getattr(TokenizerManager, name), "__wrapped__"):
-            raise RuntimeError(f"SGLang did not apply the hook on {CLASS}.{name}; its log says why")
+    require_applied(*(f"{CLASS}.{name}" for name in hooks))

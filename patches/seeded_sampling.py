@@ -9,6 +9,7 @@ attention give a row the same bits in any batch already.
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar.kernels.seed_hash import seed_hash
+from sglang_nightjar.patches.hooks import require_applied
 
 HASH = "sglang.kernels.ops.sampling.murmur_hash.murmur_hash32"
 SWAP_KERNELS = "sglang.srt.batch_invariant_ops.batch_invariant_ops.enable_batch_invariant_mode"
@@ -26,12 +27,4 @@ def install() -> None:
 
 def verify() -> None:
     """Raises `RuntimeError` where a replacement is not in place."""
-    from sglang.kernels.ops.sampling import murmur_hash
-    from sglang.srt.batch_invariant_ops import batch_invariant_ops
-
-    for target, function in (
-        (HASH, murmur_hash.murmur_hash32),
-        (SWAP_KERNELS, batch_invariant_ops.enable_batch_invariant_mode),
-    ):
-        if not hasattr(function, "__wrapped__"):
-            raise RuntimeError(f"SGLang did not apply the hook on {target}; its log says why")
+    require_applied(HASH, SWAP_KERNELS)

