@@ -123,11 +123,13 @@ class Decision:
         move: what to do about the draft's residency.
         verify_budget: most draft tokens to verify over the whole batch, those with the
             largest cumulative draft probability first (TETRIS); None verifies all.
+        benefit_tokens: what `move` is expected to bring over its horizon, its cost taken off.
     """
 
     gamma: int
     move: Move = Move.STAY
     verify_budget: int | None = None
+    benefit_tokens: float = 0.0
 
 
 class Policy(Protocol):

@@ -1,0 +1,316 @@
+"""`nightjar`: the paper's planner with one estimator shared by all arms and batch sizes.
+
+Kept from the paper (arXiv 2512.22420): batch size as context, blocks and bins, arms locked for
+their bin, exploration with probability 1/b, loss = latency per token + the charge for switching
+on. Added: what is learned in one cell serves all (`Acceptance`, `StepTime`); exploration is
+limited to arms that could still be the best; acceptance changes are detected; while off,
+probes are paid from a budget; switching between off and on has a dwell and a margin, so that a
+load at the crossover does not thrash. With the step time T in seconds, batch size B,
+
+    loss(gamma) = T(gamma, B, KV) / (B * E[tokens | gamma])
+                  + [off and gamma > 0] * C_switch(lag, B) / (horizon * B * E[tokens | gamma])
+
+in seconds per committed token. `horizon` (steps) is for how long the catch-up is of use.
+"""
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
+from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
+from sglang_nightjar.policy.schedule import BinSchedule
+from sglang_nightjar.policy.step_time import StepTime
+from sglang_nightjar.policy.switch_cost import SwitchCost
+
+
+@dataclass(frozen=True, slots=True)
+class NightjarSettings:
+    """Constants of the planner.
+
+    Attributes:
+        tpot_slo_s: seconds per output token of a request that users accept; None: no limit.
+        first_gamma: arm played before anything is known.
+        trials: steps each arm is played once at the start, in the order of `_opening`.
+        horizon: steps over which the cost of switching on is spread.
+        margin: relative gain below which speculation is neither switched on nor off.
+        dwell_s: least time between two switches between off and on,
+        urgent: unless the switch gains more than this share (the load has moved far).
+        probe_share: share of the time that probing while off may cost.
+        probe_steps: steps of one probe.
+        longest_bin: decisions an arm stays locked at most, so that the planner can react.
+        caution: how many standard errors an arm is given the benefit of, to count as plausible.
+    """
+
+    tpot_slo_s: float | None = None
+    first_gamma: int = 3
+    trials: int = 2
+    horizon: int = 64
+    margin: float = 0.015
+    dwell_s: float = 1.0
+    urgent: float = 0.15
+    probe_share: float = 0.01
+    probe_steps: int = 6
+    longest_bin: int = 32
+    caution: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.tpot_slo_s is not None and not self.tpot_slo_s > 0:
+            raise ValueError(f"tpot_slo_s is {self.tpot_slo_s}; it must be positive, or None for no limit")
+        for name in ("trials", "horizon", "probe_steps", "longest_bin"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for name in ("margin", "dwell_s", "urgent", "probe_share", "caution"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
+
+
+class _Context:
+    """One class of batch sizes: its schedule, the arm locked for the bin in progress, and the knowledge behind it."""
+
+    __slots__ = ("arm", "revision", "schedule")
+
+    def __init__(self) -> None:
+        self.schedule = BinSchedule()
+        self.arm = 0
+        self.revision = 0
+
+
+class NightjarPolicy:
+    """The default planner; see the module's docstring."""
+
+    def __init__(
+        self,
+        max_gamma: int,
+        seed: int = 0,
+        switch_cost: SwitchCost | None = None,
+        settings: NightjarSettings | None = None,
+    ) -> None:
+        self.max_gamma = max_gamma
+        self.settings = settings or NightjarSettings()
+        self.switch_cost = switch_cost or SwitchCost()
+        self.acceptance = Acceptance(max_gamma)
+        self.step_time = StepTime(max_gamma)
+        self._random = random.Random(seed)
+        self._contexts: dict[int, _Context] = {}
+        self._opening = _opening(max_gamma, self.settings.first_gamma, self.settings.trials)
+        self._gamma = 0  # the last one decided
+        self._positive = min(self.settings.first_gamma, max_gamma)  # the last one above 0
+        self._switched_s = float("-inf")  # when off and on last changed
+        self._probe_left = 0  # steps left of a probe
+        self._probe_wait_s = 0.0  # the earliest time on this side that a probe is worth considering
+        self._confirmed = 0  # probes in a row that changed nothing: each makes the next one rarer
+        self._revision = 0  # counts what makes locked arms worth a second look
+        self._started = False
+
+    # ---- deciding -------------------------------------------------------------------
+
+    def decide(self, state: State) -> int:
+        """Gamma of the coming iteration."""
+        if state.residency is not Residency.RESIDENT:
+            return self._play(0, state)
+        if self._opening:
+            return self._play(self._opening.pop(), state)
+        probed = self._probe_left == 1
+        if self._probe_left > 0:
+            self._probe_left -= 1
+            if not probed:
+                return self._play(self._gamma, state)
+            self._revision += 1  # what the probe taught may change every choice
+            before = self._gamma > 0
+        context = self._contexts.get(_bucket(state.batch_size))
+        if context is None:
+            context = self._contexts[_bucket(state.batch_size)] = _Context()
+        if context.schedule.step(self.settings.longest_bin):
+            context.arm = self._choose(context, state)
+            context.revision = self._revision
+        elif context.revision != self._revision:
+            context.arm = self._best(self._losses(state), state)
+            context.revision = self._revision
+        gamma = self._settle(context.arm, state, free=probed)
+        if probed:
+            self._confirmed = self._confirmed + 1 if (gamma > 0) != before else 0
+        return self._play(gamma, state)
+
+    def _choose(self, context: _Context, state: State) -> int:
+        """The arm of a new bin: the best one, or with probability 1/b another that might be."""
+        losses = self._losses(state)
+        best = self._best(losses, state)
+        if self._random.random() >= context.schedule.exploration_probability:
+            return best
+        plausible = [g for g in range(self.max_gamma + 1) if g != best and self._plausible(g, losses, best, state)]
+        if not plausible:
+            return best
+        # The least known of them teaches most.
+        return min(plausible, key=lambda gamma: (self.step_time.samples(gamma, state.batch_size), gamma))
+
+    def _best(self, losses: list[float], state: State) -> int:
+        """The arm of least loss; the other side of off/on only where it gains more than the margin."""
+        on = min(range(1, self.max_gamma + 1), key=losses.__getitem__)
+        if self._gamma == 0:
+            return on if losses[on] < losses[0] * (1.0 - self.settings.margin) else 0
+        return 0 if losses[0] < losses[on] * (1.0 - self.settings.margin) else on
+
+    def _plausible(self, gamma: int, losses: list[float], best: int, state: State) -> bool:
+        """Whether `gamma` may still turn out better than `best`, and keeps the SLO where that matters."""
+        if (gamma == 0) != (self._gamma == 0):
+            return False  # off and on are compared by estimate and by paid probes, not by exploring
+        return self._could_win(gamma, losses, best, state)
+
+    def _could_win(self, gamma: int, losses: list[float], best: int, state: State) -> bool:
+        """Whether `gamma` is better than `best` if its estimate is off by a standard error, within the SLO."""
+        limit = self.settings.tpot_slo_s
+        if limit is not None and losses[gamma] * state.batch_size > limit >= losses[best] * state.batch_size:
+            return False
+        error = self.step_time.relative_error(gamma, state.batch_size) + self.acceptance.relative_error(gamma)
+        return losses[gamma] * (1.0 - self.settings.caution * error) < losses[best]
+
+    def _settle(self, arm: int, state: State, free: bool) -> int:
+        """Holds the present side of off/on for the dwell (`free`: not so), and starts a probe when one is due."""
+        if (arm > 0) == (self._gamma > 0):
+            return self._probe(state) if self._probe_due(state) else arm
+        if free or state.now_s - self._switched_s >= self.settings.dwell_s:
+            return arm
+        held = 0 if self._gamma == 0 else self._positive
+        return arm if self.loss(arm, state) < self.loss(held, state) * (1.0 - self.settings.urgent) else held
+
+    def _play(self, gamma: int, state: State) -> int:
+        if (gamma > 0) != (self._gamma > 0) or not self._started:
+            self._switched_s = state.now_s
+            self._probe_wait_s = 0.0
+            self._started = True
+        self._gamma = gamma
+        if gamma > 0:
+            self._positive = gamma
+        return gamma
+
+    # ---- probing the other side of off/on -----------------------------------------------
+
+    def _probe_due(self, state: State) -> bool:
+        """Whether the time on this side has earned a probe of the other, and it could show that side to be better."""
+        settled_for = state.now_s - self._switched_s
+        if settled_for < max(self.settings.dwell_s, self._probe_wait_s):
+            return False
+        arm, steps = self._other_side(state), self.settings.probe_steps
+        here, there = (self.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
+        if arm == 0:
+            losses = self._losses(state)
+            if not self._could_win(0, losses, self._gamma, state):
+                return False
+            cost = self.switch_cost(steps, state.batch_size)
+            cost += steps * max(there - here / self.acceptance.expected_tokens(self._gamma), 0.0)
+        else:
+            if there >= here * (1.0 + arm):
+                return False  # even if every draft were accepted, it would not pay
+            cost = self.switch_cost(state.max_lag, state.batch_size) + steps * max(there - here, 0.0)
+        self._probe_wait_s = cost / self.settings.probe_share * (1.0 + self._confirmed)
+        return settled_for >= self._probe_wait_s
+
+    def _probe(self, state: State) -> int:
+        self._probe_left = self.settings.probe_steps
+        self._probe_wait_s = 0.0
+        return self._other_side(state)
+
+    def _other_side(self, state: State) -> int:
+        """0 while on; while off, the arm that looks best among those above 0."""
+        if self._gamma > 0:
+            return 0
+        return min(range(1, self.max_gamma + 1), key=lambda gamma: self.loss(gamma, state, free=True))
+
+    # ---- the loss ---------------------------------------------------------------------
+
+    def _losses(self, state: State) -> list[float]:
+        return [self.loss(gamma, state) for gamma in range(self.max_gamma + 1)]
+
+    def loss(self, gamma: int, state: State, *, free: bool = False) -> float:
+        """Seconds per committed token of the batch at `gamma`; `free`: without the cost of switching on."""
+        seconds = self.step_time.predict(gamma, state.batch_size, state.kv_tokens)
+        if gamma > 0 and self._gamma == 0 and not free:
+            seconds += self.switch_cost(state.max_lag, state.batch_size) / self.settings.horizon
+        return seconds / (state.batch_size * self.acceptance.expected_tokens(gamma))
+
+    def gain(self, state: State) -> float:
+        """Tokens/s that the best gamma above 0 would add at this load; negative where off is better."""
+        on = min(self.loss(gamma, state, free=True) for gamma in range(1, self.max_gamma + 1))
+        return 1.0 / on - 1.0 / self.loss(0, state)
+
+    def plain_rate(self, batch_size: int, kv_tokens: int) -> float:
+        """Tokens/s of decoding without speculation."""
+        return batch_size / self.step_time.predict(0, batch_size, kv_tokens)
+
+    def catchup_s(self, lag: int, batch_size: int) -> float:
+        """Seconds until the draft has read `lag` tokens of each request."""
+        return self.switch_cost(lag, batch_size)
+
+    # ---- learning ---------------------------------------------------------------------
+
+    def observe(self, seen: Observation) -> None:
+        """Learns acceptance, step time and switch cost from one step."""
+        check_observation(seen, self.max_gamma)
+        batch = seen.batch_size
+        if batch == 0:
+            return
+        drafted = batch if seen.drafted < 0 else seen.drafted
+        if seen.catchup_tokens > 0 and seen.catchup_seconds > 0.0:
+            self.switch_cost.observe(seen.catchup_tokens / batch, batch, seen.catchup_seconds)
+        if seen.gamma > 0 and self.acceptance.observe(seen.gamma, drafting_requests(seen)):
+            self._contexts.clear()  # a new regime: every context starts over
+            self._confirmed = 0
+        whole = seen.gamma == 0 or drafted == batch  # else the step was part plain, part speculative
+        seconds = seen.seconds - seen.catchup_seconds
+        if whole and seen.prefill_tokens == 0 and seconds > 0.0:
+            self.step_time.observe(seen.gamma, batch, seen.kv_tokens, seconds)
+
+    def verify_budget(self) -> int | None:
+        return None
+
+    # ---- replay -----------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        version, internal, gauss = self._random.getstate()
+        return {
+            "random": [version, list(internal), gauss],
+            "acceptance": self.acceptance.snapshot(),
+            "step_time": self.step_time.snapshot(),
+            "switch_cost": self.switch_cost.snapshot(),
+            "contexts": [[key, c.schedule.snapshot(), c.arm, c.revision] for key, c in self._contexts.items()],
+            "opening": list(self._opening),
+            "gamma": self._gamma,
+            "positive": self._positive,
+            "switched_s": self._switched_s if self._started else None,
+            "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
+        }
+
+    def restore(self, saved: dict[str, Any]) -> None:
+        version, internal, gauss = saved["random"]
+        self._random.setstate((version, tuple(internal), gauss))
+        self.acceptance.restore(saved["acceptance"])
+        self.step_time.restore(saved["step_time"])
+        self.switch_cost.restore(saved["switch_cost"])
+        self._contexts = {}
+        for key, schedule, arm, revision in saved["contexts"]:
+            context = self._contexts[int(key)] = _Context()
+            context.schedule.restore(schedule)
+            context.arm, context.revision = int(arm), int(revision)
+        self._opening = [int(gamma) for gamma in saved["opening"]]
+        self._gamma, self._positive = int(saved["gamma"]), int(saved["positive"])
+        self._started = saved["switched_s"] is not None
+        self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")
+        left, wait_s, confirmed, revision = saved["probe"]
+        self._probe_left, self._probe_wait_s = int(left), float(wait_s)
+        self._confirmed, self._revision = int(confirmed), int(revision)
+
+
+def _opening(max_gamma: int, first: int, trials: int) -> list[int]:
+    """The first steps, last one first: each arm `trials` times, the usual ones with more confidence earlier."""
+    first = min(first, max_gamma)
+    order = [first, *(gamma for gamma in range(max_gamma, -1, -1) if gamma != first)]
+    return [gamma for gamma in reversed(order) for _ in range(trials)]
+
+
+def _bucket(batch_size: int) -> int:
+    """The context of a batch size: itself up to 8, then eight classes per doubling."""
+    if batch_size <= 8:
+        return batch_size
+    shift = batch_size.bit_length() - 4
+    return (batch_size >> shift) + (shift << 16)

@@ -1,0 +1,106 @@
+"""The waiting requests: who enters the pool, and whose prompt is read next."""
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sglang_nightjar.simulate.protocols import ServerOptions
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A request whose prompt is being read: its tokens, those read, output tokens it had generated before."""
+
+    request: int
+    tokens: int
+    generated: int
+    done: int = 0
+
+
+class Admission:
+    """First come, first served, in chunks of `options.chunk` tokens; one prompt at most is half read.
+
+    Attributes:
+        blocked: whether the queue's head did not fit the pool at the last attempt.
+    """
+
+    def __init__(self, options: ServerOptions, prompt: npt.NDArray[np.int64], output: npt.NDArray[np.int64]) -> None:
+        self._options, self._prompt, self._output = options, prompt, output
+        self._queue: deque[tuple[int, int]] = deque()  # (request, output tokens it had generated before)
+        self._half_read: Prompt | None = None
+        self.blocked = False
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    def arrive(self, request: int) -> None:
+        self._queue.append((request, 0))
+
+    def retract(self, request: int, generated: int) -> None:
+        """A running request lost its slots: it goes first again, and its output is part of the prompt to read."""
+        self._queue.appendleft((request, generated))
+
+    def drop_half_read(self) -> int:
+        """Puts the half-read prompt back into the queue; returns the slots that frees (0: there is none)."""
+        part, self._half_read = self._half_read, None
+        if part is None:
+            return 0
+        self.retract(part.request, part.generated)
+        return part.tokens
+
+    def next_chunk(
+        self, running: npt.NDArray[np.int64], used: int, total: int, per_step: int = 1
+    ) -> tuple[list[Prompt], int, int]:
+        """Admits what fits and reads the next chunk.
+
+        Args:
+            running: output tokens of each running request so far, [count].
+            used, total: KV slots. per_step: slots each request must be able to write in a step.
+
+        Returns:
+            The prompts completed, the tokens read, and the slots taken by newly admitted requests.
+        """
+        self.blocked = False
+        completed: list[Prompt] = []
+        left = self._options.chunk
+        taken = 0
+        while left > 0 and (self._queue or self._half_read is not None):
+            part = self._half_read
+            if part is None:
+                part = self._admit(running, len(completed), used + taken, total, per_step)
+                if part is None:
+                    break
+                taken += part.tokens
+            read = min(left, part.tokens - part.done)
+            part.done += read
+            left -= read
+            if part.done == part.tokens:
+                completed.append(part)
+                self._half_read = None
+            else:
+                self._half_read = part
+        return completed, self._options.chunk - left, taken
+
+    def _admit(
+        self, running: npt.NDArray[np.int64], starting: int, used: int, total: int, per_step: int
+    ) -> Prompt | None:
+        """The queue's head, if it fits beside the running and `starting` others and what they still need."""
+        if len(running) + starting >= self._options.max_running:
+            return None
+        request, generated = self._queue[0]
+        tokens = int(self._prompt[request]) + generated
+        reserve = self._options.decode_reserve
+        free = total - used
+        need = tokens + min(reserve, int(self._output[request]) - generated) + starting * reserve
+        # Also room for everyone's next step; else it would be retracted at once.
+        need += (len(running) + starting + 1) * per_step
+        if need <= free and len(running):
+            need += int(np.maximum(reserve - running, 0).sum())
+        # Alone in the pool it needs no more than its prompt and a token.
+        if need > free and (used or tokens + 1 > free):
+            self.blocked = True
+            return None
+        self._queue.popleft()
+        return Prompt(request, tokens, generated)
