@@ -7,6 +7,7 @@ while hooks are applied, so the worker asks `verify_installed` before it serves.
 
 import os
 import sys
+from typing import Any
 
 from sglang_nightjar.config import NightjarConfig
 
@@ -14,12 +15,11 @@ from sglang_nightjar.config import NightjarConfig
 def install(config: NightjarConfig) -> None:
     """Installs every hook this configuration needs in this process."""
     if config.resolved_platform() == "cpu":
-        from sglang_nightjar.patches import choices, finish, seeded_sampling, slots
+        from sglang_nightjar.patches import choices
 
         choices.install()
-        finish.install()
-        seeded_sampling.install()
-        slots.install()
+        for hook in _worker_hooks():
+            hook.install()
 
 
 def install_or_exit(config: NightjarConfig) -> None:
@@ -37,7 +37,12 @@ def verify_installed() -> None:
     Raises:
         RuntimeError: it did not; the message names the target.
     """
-    from sglang_nightjar.patches import finish, seeded_sampling, slots
-
-    for hook in (finish, seeded_sampling, slots):
+    for hook in _worker_hooks():
         hook.verify()
+
+
+def _worker_hooks() -> tuple[Any, ...]:
+    """The modules whose hooks the processes that compute need."""
+    from sglang_nightjar.patches import finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots
+
+    return finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots

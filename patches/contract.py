@@ -84,12 +84,23 @@ srt.layers.sampler
 srt.layers.vocab_parallel_embedding
     VocabParallelEmbedding{quant_method}
 srt.managers.schedule_batch
+    Req{is_retracted, kv}
     Req{rid, origin_input_ids, output_ids, sampling_params, eos_token_ids, tokenizer}
     Req{finished, finished_len, grammar, to_finish}
     Req.update_finish_state(new_accepted_len)
     ScheduleBatch{reqs, forward_mode, input_ids, out_cache_loc, req_pool_indices}
     ScheduleBatch{seq_lens, seq_lens_cpu, seq_lens_sum, prefix_lens, extend_lens, extend_num_tokens}
+    ScheduleBatch{after_idle_gap, launch_ts, batch_is_full, is_empty, orig_seq_lens}
     ScheduleBatch{spec_info, sampling_info, has_grammar, return_logprob}
+srt.managers.scheduler
+    Scheduler.ingest_requests(stop_at_pause)
+    Scheduler.process_batch_result(batch, result)
+    Scheduler{running_batch, last_batch, waiting_queue, token_to_kv_pool_allocator, tree_cache}
+    Scheduler{max_total_num_tokens, max_running_requests}
+srt.managers.scheduler_components.internal_state
+    SchedulerInternalStateController._add_speculative(state)
+srt.managers.scheduler_components.request_receiver
+    SchedulerRequestReceiver._broadcast_reqs_across_ranks(recv_reqs, local_reqs)
 srt.managers.tokenizer_manager
     TokenizerManager{model_config}
     TokenizerManager._validate_one_request(obj, input_ids)
@@ -105,6 +116,8 @@ srt.managers.utils
 srt.mem_cache.allocation
     assign_req_to_token_pool_func(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size)
     get_last_loc(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
+srt.mem_cache.allocation_sizing
+    get_alloc_reserve_per_decode()
 srt.mem_cache.memory_pool
     KVWriteLoc
     KVCache{size, page_size}
@@ -154,11 +167,13 @@ srt.plugins.hook_registry
     HookType{REPLACE}
 srt.runtime_context
     get_device
+    get_parallel
     get_schedule
     get_spec
 srt.sampling.sampling_batch_info
     SamplingBatchInfo{temperatures, top_ps, top_ks, min_ps, sampling_seed, logit_bias, is_all_greedy, grammars}
 srt.sampling.sampling_params
+    SamplingParams{custom_params}
     SamplingParams{frequency_penalty, presence_penalty, repetition_penalty, min_new_tokens, stop_token_ids}
 srt.server_args
     ServerArgs.add_cli_args(parser)

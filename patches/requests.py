@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar.patches.hooks import require_applied
+from sglang_nightjar.speculation.request_options import check_options
 
 CLASS = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 
@@ -36,6 +37,7 @@ def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     for name in _EMBEDDINGS:
         if getattr(obj, name, None) is not None:
             raise ValueError(f"{name} is not supported here; send text or input_ids.")
+    check_options((obj.sampling_params or {}).get("custom_params"))
     vocabulary = manager.model_config.vocab_size
     if (getattr(obj, "top_logprobs_num", None) or 0) > vocabulary:
         raise ValueError(f"top_logprobs_num is {obj.top_logprobs_num}; the vocabulary has {vocabulary} tokens.")

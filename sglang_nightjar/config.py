@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.policy.registry import PolicySpec, parse_policy
+from sglang_nightjar.policy.registry import DEFAULT_POLICY, KNOWN_POLICIES, PolicySpec, parse_policy
 
 _HANDOFF = "SGLANG_NIGHTJAR_HANDOFF"
 _ENV_PREFIX = "NIGHTJAR_"
@@ -28,9 +28,13 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Options of Nightjar itself; SGLang's own flags stay SGLang's.
 
     Attributes:
-        policy: who chooses gamma; `off` or `static:N`. Empty: `static:N` with N from
-            SGLang's `--speculative-num-steps` where a draft is configured, else `off`.
+        policy: who chooses gamma (`policy/registry.py` has the names). Empty: `static:N` where
+            SGLang's `--speculative-num-steps N` is given, else `nightjar`.
         max_gamma: largest gamma any policy may choose (tokens drafted per step).
+        seed: of the policies that explore at random.
+        tpot_slo_ms: time per output token of a request that users accept, ms; 0 for no limit.
+        catchup_budget_ms: longest that catching up after a pause of speculation may stall one step, ms.
+        journal: file to which every decision and outcome is written, one JSON object per line; empty: none.
         draft_bits: weight bits of the demo draft, the target's quantized twin: 3 to 8.
         platform: `auto` takes the GPU where there is one, else the portable CPU
             platform; `cpu` and `cuda` insist.
@@ -39,12 +43,19 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str = ""
     max_gamma: int = 5
+    seed: int = 0
+    tpot_slo_ms: float = 0.0
+    catchup_budget_ms: float = 200.0
+    journal: str = ""
     draft_bits: int = 8
     platform: str = "auto"
     threads: int = 0
 
     def __post_init__(self) -> None:
         _check_range("max_gamma", self.max_gamma, 1, 16)
+        _check_range("seed", self.seed, 0, (1 << 63) - 1)
+        _check_range("tpot_slo_ms", self.tpot_slo_ms, 0, 3.6e6)
+        _check_range("catchup_budget_ms", self.catchup_budget_ms, 1, 3.6e6)
         _check_range("draft_bits", self.draft_bits, 3, 8)
         _check_range("threads", self.threads, 0, 1024)
         if self.platform not in _PLATFORMS:
@@ -54,7 +65,11 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def policy_spec(self) -> PolicySpec:
         """The parsed policy; raises `UserError` where it is unknown or its gamma exceeds `max_gamma`."""
-        return parse_policy(self.policy or "off", max_gamma=self.max_gamma)
+        return parse_policy(self.policy or DEFAULT_POLICY, max_gamma=self.max_gamma)
+
+    @property
+    def journal_path(self) -> Path:
+        return Path(self.journal)
 
     def resolved_platform(self) -> str:
         """`cpu` or `cuda`: what `auto` means on this machine."""
@@ -65,14 +80,19 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def _check_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
-        raise UserError(f"{_flag(name)} is {value}; choose a value from {low} to {high}")
+        raise UserError(f"{_flag(name)} is {value:g}; choose a value from {low:g} to {high:g}")
 
 
 _HELP = {
-    "policy": "who chooses gamma: off, or static:N (default: static with --speculative-num-steps)",
+    "policy": "who chooses gamma: " + ", ".join(KNOWN_POLICIES) + " (default: nightjar, or static:N where "
+    "--speculative-num-steps N is given)",
     "max_gamma": "largest gamma any policy may choose (default: 5)",
+    "seed": "of the policies that explore at random (default: 0)",
+    "tpot_slo_ms": "time per output token of a request that users accept, ms; 0: no limit (default: 0)",
+    "catchup_budget_ms": "longest that catching up after a pause of speculation may stall a step, ms (default: 200)",
+    "journal": "file for every decision and outcome, one JSON object per line (default: none)",
     "draft_bits": "weight bits of the demo draft, 3 to 8 (default: 8)",
     "platform": "auto, cpu or cuda (default: auto)",
     "threads": "CPU threads per rank; 0 divides the cores among the ranks (default: 0)",
@@ -137,7 +157,7 @@ def _convert(values: Mapping[str, Any]) -> NightjarConfig:
         try:
             msgspec.convert(value, known[name].type, strict=False)
         except msgspec.ValidationError:
-            remedy = "give a whole number" if known[name].type is int else "give a text"
+            remedy = {int: "give a whole number", float: "give a number"}.get(known[name].type, "give a text")
             raise UserError(f"{_flag(name)} {value!r} is not valid: {remedy}") from None
     return msgspec.convert(dict(values), NightjarConfig, strict=False)
 

@@ -1,8 +1,9 @@
-"""A synthetic server for the tests of the baseline policies: known step times, known acceptance."""
+"""A synthetic server for the tests of the policies: known step times, known acceptance."""
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sglang_nightjar.policy.base import Observation, Policy, Residency, State, StepKind
@@ -56,6 +57,48 @@ def run(policy: Policy, world: World, states: list[State]) -> list[int]:
     return decided
 
 
+@dataclass(frozen=True)
+class Played:
+    """One step of `play`: when it began, its gamma and its seconds, catch-up included."""
+
+    now_s: float
+    gamma: int
+    seconds: float
+
+
+def play(
+    policy: Policy, world: World, batches: Iterable[int], *, context: int = 400, start_s: float = 0.0, late: int = 0
+) -> list[Played]:
+    """Like `run`, with a clock that the steps move and a draft that lags while it is off.
+
+    Args:
+        context: KV tokens of each request.
+        start_s: the clock at the first step.
+        late: how many decisions late observations arrive.
+    """
+    played: list[Played] = []
+    waiting: list[Observation] = []
+    now_s, lag = start_s, 0
+    for batch_size in batches:
+        state = State(now_s, batch_size, batch_size * context, max_lag=lag)
+        gamma = policy.decide(state)
+        seen = world.step(state, gamma)
+        if gamma == 0:
+            lag = min(lag + 1, context)
+        elif lag:
+            catchup_s = 0.002 + 2e-6 * lag * batch_size
+            seen = replace(
+                seen, seconds=seen.seconds + catchup_s, catchup_seconds=catchup_s, catchup_tokens=lag * batch_size
+            )
+            lag = 0
+        waiting.append(seen)
+        if len(waiting) > late:
+            policy.observe(waiting.pop(0))
+        played.append(Played(now_s, gamma, seen.seconds))
+        now_s += seen.seconds
+    return played
+
+
 def states(steps: int, batch_size: int = 8, residency: Residency = Residency.RESIDENT, seed: int = 3) -> list[State]:
     """Batches of `batch_size` with contexts of 200 to 800 tokens a request."""
     draw = random.Random(seed)
@@ -77,3 +120,39 @@ def assert_replays(make: Callable[[], Policy], world: World, before: list[State]
     world.random.setstate(kept)
     assert run(restored, world, after) == decided
     assert restored.snapshot() == policy.snapshot()
+
+
+NAN, INF = float("nan"), float("inf")
+
+# What no server can have seen, of policies with 3 arms above 0: (the field an error must name, the observation).
+BAD_OBSERVATIONS: list[tuple[str, Observation]] = [
+    *(("seconds", observation(1, (2, 2), value)) for value in (NAN, INF, -INF, 0.0, -0.03, 1e-9, 5e-324, 1e9)),
+    *(("catchup_seconds", observation(1, (2, 2), catchup_seconds=value)) for value in (NAN, INF, -1e-3, 0.031)),
+    *(("gamma", observation(value, ())) for value in (-1, 4, 1 << 70)),
+    ("committed", observation(1, (1, 1, 1))),  # three tokens of gamma 1
+    ("committed", observation(1, (5, -1))),
+    ("committed", replace(observation(1, (2, 2)), batch_size=5)),
+    ("committed", replace(observation(1, (2, 2)), batch_size=-4)),
+    ("committed", replace(observation(1, (2, 2)), cut=3)),
+    ("committed", observation(1, (NAN, 2))),  # type: ignore[arg-type]
+    ("batch_size", observation(1, (1 << 60,))),
+    ("cut", observation(1, (3, 2), cut=-1)),
+    ("cut_tokens", observation(1, (2, 2), cut=1, cut_tokens=3)),  # gamma 1 commits at most 2
+    ("cut_tokens", observation(1, (2, 2), cut_tokens=1)),  # nothing was cut
+    ("cut_tokens", observation(1, (2, 2), cut=1, cut_tokens=-1)),
+    ("drafted", observation(1, (2, 2), drafted=5)),
+    ("drafted", observation(1, (2, 2), drafted=-2)),
+    *(
+        (name, observation(1, (2, 2), **{name: value}))
+        for name in (
+            "prefill_tokens",
+            "kv_tokens",
+            "free_slots",
+            "total_slots",
+            "queue_length",
+            "max_lag",
+            "catchup_tokens",
+        )
+        for value in (NAN, INF, -1, 1 << 60)
+    ),
+]

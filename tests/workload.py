@@ -104,3 +104,8 @@ def assert_pool_empties(server: Server) -> None:
     )
     server.flush_cache()
     assert server.alive(), tail(server.log)
+
+
+def nightjar(server: Server) -> Any:
+    """Nightjar's own entry of `/server_info`."""
+    return server.get("/server_info")["internal_states"][0]["nightjar"]

@@ -162,7 +162,8 @@ class Policy(Protocol):
         ...
 
 
-# A step of an hour or a million requests is a broken clock or counter, not an observation.
+# A step of under a microsecond, of an hour or of a million requests is a broken clock or counter, not an observation.
+LEAST_SECONDS = 1e-6
 _MOST_SECONDS = 3600.0
 _MOST_COUNT = 1 << 40
 
@@ -170,8 +171,8 @@ _MOST_COUNT = 1 << 40
 def check_observation(seen: Observation, max_gamma: int) -> None:
     """Raises `ValueError` naming the first field of `seen` that cannot be, and its value."""
     seconds = seen.seconds
-    if not 0.0 < seconds <= _MOST_SECONDS:  # also false for NaN
-        raise ValueError(f"observation field seconds is {seconds}; it must be above 0 and at most {_MOST_SECONDS}")
+    if not LEAST_SECONDS <= seconds <= _MOST_SECONDS:  # also false for NaN
+        raise ValueError(f"observation field seconds is {seconds}; it must be {LEAST_SECONDS} to {_MOST_SECONDS}")
     if not (math.isfinite(seen.catchup_seconds) and 0.0 <= seen.catchup_seconds <= seconds):
         raise ValueError(f"observation field catchup_seconds is {seen.catchup_seconds}; it is a part of {seconds} s")
     if not 0 <= seen.gamma <= max_gamma:
@@ -195,6 +196,13 @@ def check_observation(seen: Observation, max_gamma: int) -> None:
         value = getattr(seen, name)
         if not 0 <= value <= _MOST_COUNT:
             raise ValueError(f"observation field {name} is {value}; it must be 0 to {_MOST_COUNT}")
+    if seen.cut_tokens > seen.cut * (seen.gamma + 1):
+        raise ValueError(
+            f"observation field cut_tokens is {seen.cut_tokens}; {seen.cut} requests at gamma {seen.gamma} commit at "
+            f"most {seen.cut * (seen.gamma + 1)}"
+        )
+    if not -1 <= seen.drafted <= seen.batch_size:
+        raise ValueError(f"observation field drafted is {seen.drafted}; it must be -1 to {seen.batch_size}")
 
 
 _COUNTS = (
@@ -203,6 +211,8 @@ _COUNTS = (
     "cut_tokens",
     "prefill_tokens",
     "kv_tokens",
+    "free_slots",
+    "total_slots",
     "catchup_tokens",
     "queue_length",
     "max_lag",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
-from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
+from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, check_observation
 from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
@@ -30,8 +30,8 @@ class NightjarSettings:
 
     Attributes:
         tpot_slo_s: seconds per output token of a request that users accept; None: no limit.
-        first_gamma: arm played before anything is known.
-        trials: steps each arm is played once at the start, in the order of `_opening`.
+        first_gamma: arm played before anything is known, after gamma 0.
+        trials: steps each of these two is played at the start.
         horizon: steps over which the cost of switching on is spread.
         margin: relative gain below which speculation is neither switched on nor off.
         dwell_s: least time between two switches between off and on,
@@ -93,9 +93,10 @@ class NightjarPolicy:
         self.step_time = StepTime(max_gamma)
         self._random = random.Random(seed)
         self._contexts: dict[int, _Context] = {}
-        self._opening = _opening(max_gamma, self.settings.first_gamma, self.settings.trials)
+        first = min(self.settings.first_gamma, max_gamma)
+        # The first steps, last one first: one arm of either side, from which the rest is interpolated.
+        self._opening = [gamma for gamma in (first, 0) for _ in range(self.settings.trials)]
         self._gamma = 0  # the last one decided
-        self._positive = min(self.settings.first_gamma, max_gamma)  # the last one above 0
         self._switched_s = float("-inf")  # when off and on last changed
         self._probe_left = 0  # steps left of a probe
         self._probe_wait_s = 0.0  # the earliest time on this side that a probe is worth considering
@@ -162,7 +163,9 @@ class NightjarPolicy:
         limit = self.settings.tpot_slo_s
         if limit is not None and losses[gamma] * state.batch_size > limit >= losses[best] * state.batch_size:
             return False
-        error = self.step_time.relative_error(gamma, state.batch_size) + self.acceptance.relative_error(gamma)
+        error = self.step_time.relative_error(gamma, state.batch_size)
+        if gamma > best:  # a deeper chain rests on positions less known; a shorter one is known with the best
+            error += self.acceptance.relative_error(gamma)
         return losses[gamma] * (1.0 - self.settings.caution * error) < losses[best]
 
     def _settle(self, arm: int, state: State, free: bool) -> int:
@@ -171,8 +174,9 @@ class NightjarPolicy:
             return self._probe(state) if self._probe_due(state) else arm
         if free or state.now_s - self._switched_s >= self.settings.dwell_s:
             return arm
-        held = 0 if self._gamma == 0 else self._positive
-        return arm if self.loss(arm, state) < self.loss(held, state) * (1.0 - self.settings.urgent) else held
+        losses = self._losses(state)
+        held = 0 if self._gamma == 0 else min(range(1, self.max_gamma + 1), key=losses.__getitem__)
+        return arm if losses[arm] < losses[held] * (1.0 - self.settings.urgent) else held
 
     def _play(self, gamma: int, state: State) -> int:
         if (gamma > 0) != (self._gamma > 0) or not self._started:
@@ -180,8 +184,6 @@ class NightjarPolicy:
             self._probe_wait_s = 0.0
             self._started = True
         self._gamma = gamma
-        if gamma > 0:
-            self._positive = gamma
         return gamma
 
     # ---- probing the other side of off/on -----------------------------------------------
@@ -189,7 +191,7 @@ class NightjarPolicy:
     def _probe_due(self, state: State) -> bool:
         """Whether the time on this side has earned a probe of the other, and it could show that side to be better."""
         settled_for = state.now_s - self._switched_s
-        if settled_for < max(self.settings.dwell_s, self._probe_wait_s):
+        if self.settings.probe_share == 0.0 or settled_for < max(self.settings.dwell_s, self._probe_wait_s):
             return False
         arm, steps = self._other_side(state), self.settings.probe_steps
         here, there = (self.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
@@ -202,7 +204,7 @@ class NightjarPolicy:
         else:
             if there >= here * (1.0 + arm):
                 return False  # even if every draft were accepted, it would not pay
-            cost = self.switch_cost(state.max_lag, state.batch_size) + steps * max(there - here, 0.0)
+            cost = self.switch_cost(_lag(state), state.batch_size) + steps * max(there - here, 0.0)
         self._probe_wait_s = cost / self.settings.probe_share * (1.0 + self._confirmed)
         return settled_for >= self._probe_wait_s
 
@@ -226,7 +228,7 @@ class NightjarPolicy:
         """Seconds per committed token of the batch at `gamma`; `free`: without the cost of switching on."""
         seconds = self.step_time.predict(gamma, state.batch_size, state.kv_tokens)
         if gamma > 0 and self._gamma == 0 and not free:
-            seconds += self.switch_cost(state.max_lag, state.batch_size) / self.settings.horizon
+            seconds += self.switch_cost(_lag(state), state.batch_size) / self.settings.horizon
         return seconds / (state.batch_size * self.acceptance.expected_tokens(gamma))
 
     def gain(self, state: State) -> float:
@@ -258,7 +260,7 @@ class NightjarPolicy:
             self._confirmed = 0
         whole = seen.gamma == 0 or drafted == batch  # else the step was part plain, part speculative
         seconds = seen.seconds - seen.catchup_seconds
-        if whole and seen.prefill_tokens == 0 and seconds > 0.0:
+        if whole and seen.prefill_tokens == 0 and seconds >= LEAST_SECONDS:
             self.step_time.observe(seen.gamma, batch, seen.kv_tokens, seconds)
 
     def verify_budget(self) -> int | None:
@@ -276,7 +278,6 @@ class NightjarPolicy:
             "contexts": [[key, c.schedule.snapshot(), c.arm, c.revision] for key, c in self._contexts.items()],
             "opening": list(self._opening),
             "gamma": self._gamma,
-            "positive": self._positive,
             "switched_s": self._switched_s if self._started else None,
             "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
         }
@@ -293,7 +294,7 @@ class NightjarPolicy:
             context.schedule.restore(schedule)
             context.arm, context.revision = int(arm), int(revision)
         self._opening = [int(gamma) for gamma in saved["opening"]]
-        self._gamma, self._positive = int(saved["gamma"]), int(saved["positive"])
+        self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None
         self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")
         left, wait_s, confirmed, revision = saved["probe"]
@@ -301,16 +302,14 @@ class NightjarPolicy:
         self._confirmed, self._revision = int(confirmed), int(revision)
 
 
-def _opening(max_gamma: int, first: int, trials: int) -> list[int]:
-    """The first steps, last one first: each arm `trials` times, the usual ones with more confidence earlier."""
-    first = min(first, max_gamma)
-    order = [first, *(gamma for gamma in range(max_gamma, -1, -1) if gamma != first)]
-    return [gamma for gamma in reversed(order) for _ in range(trials)]
+def _lag(state: State) -> float:
+    """Tokens per request to catch up: the largest lag, but no more than there is on average."""
+    return min(float(state.max_lag), state.kv_tokens / state.batch_size) if state.kv_tokens else float(state.max_lag)
 
 
 def _bucket(batch_size: int) -> int:
-    """The context of a batch size: itself up to 8, then eight classes per doubling."""
-    if batch_size <= 8:
+    """The context of a batch size: 1, 2, 3, then two classes per doubling. All share what is learned."""
+    if batch_size < 4:
         return batch_size
-    shift = batch_size.bit_length() - 4
-    return (batch_size >> shift) + (shift << 16)
+    doublings = batch_size.bit_length()
+    return 2 * doublings + ((batch_size >> (doublings - 2)) & 1)

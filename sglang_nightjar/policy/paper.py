@@ -9,7 +9,8 @@ with g[B, gamma] the mean goodput of past steps in tokens/s (so the first term i
 token of the whole batch), and C_switch in seconds. The arm is locked for its bin.
 
 Where the paper is silent: an arm without a sample in a context is never exploited (its mean is
-unknown), so a context without any sample explores; the bin ends early when the draft leaves.
+unknown), so a context without any sample explores; steps without the draft count in no bin, so the
+bin in progress goes on, its arm still locked, when the draft is back.
 """
 
 import random

@@ -5,7 +5,8 @@ Evict: speculation is off and not worth its cost at the present load, and KV slo
 The draft's weights and KV then become KV slots. Reload: nothing waits, what is in use fits the
 smaller pool with a margin, and speculation would pay, again for `persist` decisions in a row.
 Either way the expected benefit, in tokens over the coming `horizon_s` seconds and less what the
-move costs, must be positive, and `cooldown_s` must have passed since the last move.
+move costs, must be positive. `settle_s` must have passed since the last move, and `cooldown_s`
+since the last eviction before the next one.
 
 Source: arXiv 2512.22420, elastic memory (tau_low about 10 % of the pool was its best plateau).
 """
@@ -65,7 +66,7 @@ class ResidencySettings:
     Attributes:
         tau_low: share of the pool's slots below which memory counts as short.
         persist: decisions in a row for which a condition must hold.
-        cooldown_s: least time between two moves.
+        cooldown_s: least time between two evictions. settle_s: least time between two moves.
         horizon_s: time over which a move's benefit is counted.
         margin: share of the smaller pool that must stay free after a reload; above `tau_low`, or
             the next moment would find memory short again.
@@ -74,6 +75,7 @@ class ResidencySettings:
     tau_low: float = 0.10
     persist: int = 32
     cooldown_s: float = 30.0
+    settle_s: float = 5.0
     horizon_s: float = 15.0
     margin: float = 0.20
 
@@ -84,7 +86,7 @@ class ResidencySettings:
             )
         if self.persist < 1:
             raise ValueError(f"persist is {self.persist}; it must be at least 1")
-        for name in ("cooldown_s", "horizon_s"):
+        for name in ("cooldown_s", "settle_s", "horizon_s"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
@@ -101,7 +103,7 @@ class ResidencyPlanner:
         self._costs = costs
         self._settings = settings or ResidencySettings()
         self._streak = 0  # decisions in a row for which the condition of the present residency held
-        self._moved_s = float("-inf")
+        self._moved_s = self._evicted_s = float("-inf")
         self.benefit_tokens = 0.0
 
     def decide(self, state: State, gamma: int) -> Move:
@@ -114,13 +116,17 @@ class ResidencyPlanner:
             wanted, move = False, Move.STAY
         self._streak = self._streak + 1 if wanted else 0
         settings = self._settings
-        if self._streak < settings.persist or state.now_s - self._moved_s < settings.cooldown_s:
+        if self._streak < settings.persist or state.now_s - self._moved_s < settings.settle_s:
+            return Move.STAY
+        if move is Move.EVICT and state.now_s - self._evicted_s < settings.cooldown_s:
             return Move.STAY
         benefit = self._evict_benefit(state) if move is Move.EVICT else self._reload_benefit(state)
+        self._streak = 0  # also where there is no benefit: ask again after as many decisions
         if benefit <= 0.0:
             return Move.STAY
-        self._streak = 0
         self._moved_s = state.now_s
+        if move is Move.EVICT:
+            self._evicted_s = state.now_s
         self.benefit_tokens = benefit
         return move
 
@@ -151,10 +157,10 @@ class ResidencyPlanner:
         return self._estimates.gain(state) * useful_s - rate * (self._costs.pause_s + catchup_s)
 
     def snapshot(self) -> dict[str, Any]:
-        moved = self._moved_s if self._moved_s != float("-inf") else None
-        return {"streak": self._streak, "moved_s": moved, "benefit_tokens": self.benefit_tokens}
+        times = [None if at == float("-inf") else at for at in (self._moved_s, self._evicted_s)]
+        return {"streak": self._streak, "times": times, "benefit_tokens": self.benefit_tokens}
 
     def restore(self, saved: dict[str, Any]) -> None:
         self._streak = int(saved["streak"])
-        self._moved_s = float("-inf") if saved["moved_s"] is None else float(saved["moved_s"])
+        self._moved_s, self._evicted_s = (float("-inf") if at is None else float(at) for at in saved["times"])
         self.benefit_tokens = float(saved["benefit_tokens"])

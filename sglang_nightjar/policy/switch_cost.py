@@ -34,7 +34,7 @@ class SwitchCost:
         # Discounted sums of weight, tokens, seconds, tokens^2, tokens x seconds: the line's normal equations.
         self._sums = [0.0] * 5
         self._base, self._per_token = _PRIOR_BASE_S, _PRIOR_PER_TOKEN_S
-        self._cells: dict[tuple[int, int], list[float]] = {}  # (log2 lag, log2 batch) -> [weight, mean seconds / line]
+        self._cells: dict[tuple[int, int], list[float]] = {}  # (log2 lag, log2 batch) -> [weight, mean s, mean tokens]
         for lag, batch, seconds in table:
             self.observe(lag, batch, seconds)
 
@@ -52,7 +52,7 @@ class SwitchCost:
             for cell_y, share_y in ((low_y, low_y + 1 - y), (low_y + 1, y - low_y)):
                 cell = self._cells.get((cell_x, cell_y))
                 if cell is not None:  # an unmeasured corner keeps the line
-                    correction += share_x * share_y * (cell[1] - 1.0)
+                    correction += share_x * share_y * (cell[1] / self._line(cell[2]) - 1.0)
         return max(line * (1.0 + correction), _LEAST_S)
 
     def observe(self, lag: float, batch: int, seconds: float) -> None:
@@ -66,13 +66,19 @@ class SwitchCost:
                 raise ValueError(f"switch cost {name} is {value}; it must be positive and finite")
         tokens = lag * batch
         weight, sum_t, sum_s, sum_tt, sum_ts = (value * _MEMORY for value in self._sums)
-        self._sums = [weight + 1.0, sum_t + tokens, sum_s + seconds, sum_tt + tokens * tokens, sum_ts + tokens * seconds]
+        self._sums = [
+            weight + 1.0,
+            sum_t + tokens,
+            sum_s + seconds,
+            sum_tt + tokens * tokens,
+            sum_ts + tokens * seconds,
+        ]
         self._fit()
         key = (round(math.log2(max(lag, 1.0))), round(math.log2(batch)))
-        ratio = seconds / self._line(tokens)
-        cell = self._cells.setdefault(key, [0.0, 1.0])
+        cell = self._cells.setdefault(key, [0.0, 0.0, 0.0])
         cell[0] = min(cell[0] + 1.0, _CELL_WINDOW)
-        cell[1] += (ratio - cell[1]) / cell[0]
+        cell[1] += (seconds - cell[1]) / cell[0]
+        cell[2] += (tokens - cell[2]) / cell[0]
 
     def _line(self, tokens: float) -> float:
         return max(self._base + self._per_token * tokens, _LEAST_S)
@@ -103,10 +109,10 @@ class SwitchCost:
         return {
             "sums": list(self._sums),
             "line": [self._base, self._per_token],
-            "cells": [[x, y, weight, ratio] for (x, y), (weight, ratio) in self._cells.items()],
+            "cells": [[*key, *cell] for key, cell in self._cells.items()],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         self._sums = [float(value) for value in saved["sums"]]
         self._base, self._per_token = (float(value) for value in saved["line"])
-        self._cells = {(int(x), int(y)): [float(w), float(r)] for x, y, w, r in saved["cells"]}
+        self._cells = {(int(x), int(y)): [float(v) for v in cell] for x, y, *cell in saved["cells"]}

@@ -23,7 +23,6 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "max_running_requests": 48,
     "sleep_on_idle": True,  # an idle scheduler would otherwise poll on a core of its own
 }
-_DEFAULT_GAMMA = 3
 
 
 def complete_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,16 +94,17 @@ def _settle_speculation(config: NightjarConfig, options: dict[str, Any]) -> None
 
 
 def _gamma(config: NightjarConfig, options: Mapping[str, Any]) -> int:
-    """Tokens to draft per step: the policy's, else SGLang's flag, else the default; 0 means no speculation."""
+    """The most tokens to draft per step: the policy's, else SGLang's flag; 0 means no speculation."""
     steps = options.get("speculative_num_steps")
     if steps is not None and not 1 <= steps <= config.max_gamma:
         raise UserError(
             f"--speculative-num-steps is {steps}; choose 1 to --nightjar-max-gamma ({config.max_gamma}), "
             "raise --nightjar-max-gamma, or give --nightjar-policy off for no speculation"
         )
-    if not config.policy:
-        return steps or min(_DEFAULT_GAMMA, config.max_gamma)
-    gamma = config.policy_spec().gamma
+    spec = config.policy_spec()
+    if not config.policy and steps is not None:
+        return int(steps)
+    gamma = spec.gamma
     if steps is not None and steps != gamma:
         raise UserError(
             f"--speculative-num-steps {steps} and --nightjar-policy {config.policy} disagree; give one of them"

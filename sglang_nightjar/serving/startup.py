@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from sglang_nightjar.config import NightjarConfig, hand_to_children
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.patches.contract import check_contract
@@ -79,11 +81,25 @@ def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str
     on_cpu = config.resolved_platform() == "cpu"
     refuse_unsupported(given, on_cpu=on_cpu)  # before a demo model is converted for nothing
     options = complete_options(config, given)
+    steps = given.get("speculative_num_steps")
+    if not config.policy and steps is not None:
+        # SGLang's own flag keeps its meaning: so many drafts, always.
+        hand_to_children(msgspec.structs.replace(config, policy=f"static:{steps}"))
+    _check_journal(config)
     refuse_unsupported(options, on_cpu=on_cpu)
     check_ranges(options)
     if on_cpu:
         options.update(check_checkpoints(options))
     return options
+
+
+def _check_journal(config: NightjarConfig) -> None:
+    if not config.journal:
+        return
+    try:
+        config.journal_path.open("ab").close()
+    except OSError as error:
+        raise UserError(f"--nightjar-journal {config.journal}: {error.strerror}; give a writable file") from None
 
 
 def check_ranges(options: Mapping[str, Any]) -> None:

@@ -1,15 +1,17 @@
 """Planners by name.
 
-To add a policy, add its name to `_POLICIES`; one that also moves the draft has its own maker in
-`_ELASTIC`. Everything else asks `make_planner`.
+Those of `policy/registry.py`, the oracle, and a few names for how the server is run. Everything
+else asks `make_planner`.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.policy import registry
 from sglang_nightjar.policy.base import Policy, State
 from sglang_nightjar.policy.planner import Planner as PolicyPlanner
+from sglang_nightjar.policy.registry import KNOWN_POLICIES, PolicyOptions, parse_policy
 from sglang_nightjar.simulate.acceptance import AcceptanceSpec, harmonic_tokens, mean_alpha
 from sglang_nightjar.simulate.protocols import Cost, Planner
 
@@ -62,67 +64,10 @@ def true_loss(context: Context) -> Callable[[State, int, int], float]:
     return loss
 
 
-def _off(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.fixed import Fixed
-
-    return Fixed(0, context.max_gamma)
-
-
-def _static(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.fixed import Fixed
-    from sglang_nightjar.policy.registry import parse_policy
-
-    return Fixed(parse_policy(f"static:{argument}", max_gamma=context.max_gamma).gamma, context.max_gamma)
-
-
-def _oracle(context: Context, argument: str) -> Policy:
+def _oracle(context: Context) -> Policy:
     from sglang_nightjar.policy.baselines.oracle import Oracle
 
     return Oracle(context.max_gamma, true_loss(context))
-
-
-def _sglang_ema(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.sglang_ema import SglangEma
-
-    return SglangEma(context.max_gamma)
-
-
-def _dsd(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.dsd import Dsd
-
-    return Dsd(context.max_gamma)
-
-
-def _banditspec_ucb(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.banditspec import UcbSpec
-
-    return UcbSpec(context.max_gamma)
-
-
-def _banditspec_exp3(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.banditspec import Exp3Spec
-
-    return Exp3Spec(context.max_gamma, seed=context.seed)
-
-
-def _tetris(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.baselines.tetris import Tetris
-    from sglang_nightjar.policy.registry import parse_policy
-
-    gamma = parse_policy(f"static:{argument or min(3, context.max_gamma)}", max_gamma=context.max_gamma).gamma
-    return Tetris(gamma, context.max_gamma)
-
-
-def _paper(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.paper import PaperPolicy
-
-    return PaperPolicy(context.max_gamma, seed=context.seed)
-
-
-def _nightjar(context: Context, argument: str) -> Policy:
-    from sglang_nightjar.policy.nightjar import NightjarPolicy
-
-    return NightjarPolicy(context.max_gamma, seed=context.seed)
 
 
 def _with_residency(context: Context, policy: Policy) -> Planner:
@@ -136,35 +81,26 @@ def _with_residency(context: Context, policy: Policy) -> Planner:
     return PolicyPlanner(policy, ResidencyPlanner(policy, costs))
 
 
-# Name -> maker, called with the context and what follows the name's colon.
-_POLICIES: dict[str, Callable[[Context, str], Policy]] = {
-    "off": _off,
+# Names of the simulator's own: the registered policy behind each. What they add is how the server is run.
+_ALIASES = {
     # `off` on a server that never loaded a draft: see `starts_without_draft`.
-    "no-draft": _off,
-    "static": _static,
-    "sglang-ema": _sglang_ema,
-    "dsd": _dsd,
-    "banditspec-ucb": _banditspec_ucb,
-    "banditspec-exp3": _banditspec_exp3,
-    "tetris": _tetris,
-    "oracle": _oracle,
-    "paper": _paper,
-    "nightjar": _nightjar,
-    # The same on a server whose draft never leaves: what elastic memory adds is the difference.
-    "nightjar-fixed": _nightjar,
+    "no-draft": "off",
+    # The draft never leaves: what elastic memory adds to `nightjar` is the difference.
+    "nightjar-fixed": "nightjar",
 }
 # Names whose planner decides residency too; the maker wraps the policy of the same name.
 _ELASTIC: dict[str, Callable[[Context, Policy], Planner]] = {"nightjar": _with_residency}
-_WITH_GAMMA = ("static", "tetris")  # may be followed by :N, tokens to draft
+_MOST_GAMMA = 16  # a name is checked before the set-up, and its largest gamma, is known
 BASELINES = ("sglang-ema", "dsd", "banditspec-ucb", "banditspec-exp3", "tetris")
 
 
 def check_name(name: str) -> str:
     """`name` itself; `UserError` where no planner has it."""
-    base, _, argument = name.partition(":")
-    if base not in _POLICIES or (argument and base not in _WITH_GAMMA):
-        known = ", ".join(f"{known}:N" if known in _WITH_GAMMA else known for known in _POLICIES)
-        raise UserError(f"unknown policy {name!r}; the simulator knows {known}")
+    if name not in _ALIASES and name != "oracle":
+        try:
+            parse_policy(name, max_gamma=_MOST_GAMMA)
+        except UserError as error:
+            raise UserError(f"{error}, {', '.join((*_ALIASES, 'oracle'))}") from None
     return name
 
 
@@ -175,7 +111,7 @@ def starts_without_draft(name: str) -> bool:
 
 def known(names: Sequence[str]) -> list[str]:
     """Those of `names` that exist."""
-    return [name for name in names if name.partition(":")[0] in _POLICIES]
+    return [name for name in names if name.partition(":")[0] in (*KNOWN_POLICIES, *_ALIASES, "oracle")]
 
 
 def default_subject(names: Sequence[str]) -> str:
@@ -185,12 +121,14 @@ def default_subject(names: Sequence[str]) -> str:
 
 def make_policy(name: str, context: Context) -> Policy:
     """The policy called `name`, such as `off`, `static:3`, `oracle`; it decides gamma only."""
-    base, _, argument = check_name(name).partition(":")
-    return _POLICIES[base](context, argument)
+    if name == "oracle":
+        return _oracle(context)
+    spec = parse_policy(_ALIASES.get(name, name), max_gamma=context.max_gamma)
+    return registry.make_policy(spec, PolicyOptions(context.max_gamma, context.seed))
 
 
 def make_planner(name: str, context: Context) -> Planner:
     """The planner called `name`: its policy and, where that has one, its residency manager."""
     policy = make_policy(name, context)
-    wrap = _ELASTIC.get(name.partition(":")[0])
+    wrap = _ELASTIC.get(name)
     return wrap(context, policy) if wrap else PolicyPlanner(policy)

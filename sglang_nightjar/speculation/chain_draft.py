@@ -4,11 +4,15 @@ SGLang's STANDALONE worker keeps EAGLE's convention: the draft's slot i holds to
 That makes a slot's draft KV depend on what came after it, which a shared prefix cannot
 promise. Here slot i holds token i, as in the target, so the validity of a slot is a
 property of the slot. The draft's first forward of a step is always the same one: an extend
-over every committed token it has not seen. In a prefill that is the prompt; in a decode
-round it is the bonus token, and the last draft of the round before if that was accepted.
+over committed tokens it has not seen. In a prefill that is the prompt; in a decode round it is
+the bonus token, the last draft of the round before if that was accepted, and whatever the
+target decoded alone meanwhile (the lag). A long lag is read in chunks within a budget per step;
+a request drafts once it has been read to its end.
 """
 
 import copy
+import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +21,28 @@ from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 
 from sglang_nightjar.speculation.draft_state import DraftState
+
+# A request that drafts every round is behind by its bonus token and, at most, the last draft.
+_ORDINARY_LAG = 2
+
+
+@dataclass(frozen=True, slots=True)
+class DraftedChain:
+    """What a round of drafting gave.
+
+    Attributes:
+        candidates: int64 [B, gamma + 1]: the bonus token, then the drafted ones; of a request that did not
+            draft, its bonus token throughout.
+        drafted: bool [B]: which requests drafted.
+        probabilities: float32 [B, gamma]: the draft's own probability of each drafted token, where asked for.
+        catchup_tokens: tokens read beyond the ordinary lag. catchup_seconds: the share of time they took.
+    """
+
+    candidates: torch.Tensor
+    drafted: torch.Tensor
+    probabilities: torch.Tensor | None
+    catchup_tokens: int
+    catchup_seconds: float
 
 
 class ChainDraftWorker(StandaloneDraftWorker):
@@ -51,48 +77,95 @@ class ChainDraftWorker(StandaloneDraftWorker):
         token of an earlier request is often one that only the target has seen.
         """
         self.state.clear(batch.out_cache_loc)
-        self._extend(batch, batch.seq_lens.to(torch.int64))
+        stops = batch.seq_lens.to(torch.int64)
+        self._extend(batch, torch.minimum(stops - self.lags(batch), stops - 1), stops)
 
-    def draft_chain(self, batch: Any, gamma: int) -> torch.Tensor:
-        """Drafts `gamma` tokens per request, greedily.
+    def skip_prefill(self, batch: Any) -> None:
+        """The target alone prefills `batch`: its new slots hold no draft KV."""
+        self.state.clear(batch.out_cache_loc)
+
+    def lags(self, batch: Any) -> torch.Tensor:
+        """Committed tokens with target KV that the draft has not seen, int64 [B]."""
+        seq_lens = batch.seq_lens.to(torch.int64)
+        rows = batch.req_pool_indices.to(torch.int64)
+        return seq_lens - self.state.draft_lens(self.req_to_token_pool.req_to_token, rows, seq_lens)
+
+    def draft_chain(
+        self,
+        batch: Any,
+        gamma: int,
+        *,
+        wanted: torch.Tensor,
+        catchup_tokens: int,
+        with_probabilities: bool = False,
+    ) -> DraftedChain:
+        """Catches up within the budget, then drafts `gamma` tokens, greedily, for every request that has.
 
         Args:
             batch: a decode batch; `seq_lens` counts the tokens with target KV, `spec_info.bonus_tokens`
                 the next one.
+            wanted: bool [B]: which requests may draft at all.
+            catchup_tokens: most tokens to read beyond the ordinary lag.
+            with_probabilities: also return how probable the draft found its tokens.
         Returns:
-            int64 [B, gamma + 1]: the bonus token, then the drafted ones. Their slots hold draft KV, except the
-            last one's; `settle` says afterwards which of them count.
+            The chain. The slots of its tokens hold draft KV, except the last one's; `settle` says afterwards
+            which of them count.
         """
-        candidates = torch.empty((len(batch.reqs), gamma + 1), dtype=torch.int64)
-        candidates[:, 0] = batch.spec_info.bonus_tokens
-        candidates[:, 1] = self._extend(batch, batch.seq_lens.to(torch.int64) + 1)
-        for step in range(1, gamma):
-            candidates[:, step + 1] = self._decode(batch, step, candidates[:, step])
-        return candidates
+        ends = batch.seq_lens.to(torch.int64) + 1
+        starts = ends - 1 - self.lags(batch)
+        stops, extra = _catchup_plan(starts, ends, wanted, catchup_tokens)
+        drafted = wanted & (stops == ends)
+        candidates = batch.spec_info.bonus_tokens.to(torch.int64).unsqueeze(1).repeat(1, gamma + 1)
+        probabilities = torch.zeros((len(ends), gamma)) if with_probabilities else None
 
-    def settle(self, batch: Any, accept_lens: torch.Tensor, gamma: int) -> None:
+        begin = time.perf_counter()
+        reading = (stops > starts).nonzero().flatten()
+        logits = None
+        if len(reading):
+            logits = self._extend(_rows_of(batch, reading), starts[reading], stops[reading])
+            logits = logits[drafted[reading]]
+        seconds = time.perf_counter() - begin
+        total = int((stops - starts).sum())
+
+        rows = drafted.nonzero().flatten()
+        if len(rows):
+            assert logits is not None
+            drafting = _rows_of(batch, rows)
+            for step in range(1, gamma + 1):
+                tokens = logits.argmax(-1)
+                candidates[rows, step] = tokens
+                if probabilities is not None:
+                    probabilities[rows, step - 1] = logits.softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+                if step < gamma:
+                    logits = self._decode(drafting, step, tokens)
+        return DraftedChain(candidates, drafted, probabilities, extra, seconds * extra / total if total else 0.0)
+
+    def settle(self, batch: Any, accept_lens: torch.Tensor, gamma: int, drafted: torch.Tensor | None = None) -> None:
         """After verification: of the slots written this round, valid are those of accepted tokens the draft has seen.
 
         Args:
             batch: the batch of `draft_chain`, its `seq_lens` still those of before the round.
             accept_lens: int [B], tokens committed: accepted drafts and the new bonus token.
             gamma: tokens drafted; the bonus token and the first gamma - 1 of them went through the draft.
+                0 for a round of the target alone.
+            drafted: bool [B], which requests drafted; None for all.
         """
         steps = torch.arange(gamma + 1)
         slots = self._slots(batch, batch.seq_lens.to(torch.int64).unsqueeze(1) + steps)
         seen = steps < accept_lens.clamp(max=gamma).unsqueeze(1)
+        if drafted is not None:
+            seen = seen & drafted.unsqueeze(1)
         self.state.mark(slots[seen])
         self.state.clear(slots[~seen])
 
-    def _extend(self, batch: Any, stops: torch.Tensor) -> torch.Tensor:
-        """One forward over each request's tokens from the end of its draft KV up to `stops` (exclusive).
+    def _extend(self, batch: Any, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+        """One forward over each request's tokens from `starts` up to `stops` (exclusive).
 
         Args:
-            stops: int64 [B]; the token before each is committed, and its slot is the request's own.
+            starts, stops: int64 [B], at least one token each; all of them committed, their slots the request's own.
         Returns:
-            int64 [B]: the draft's choice of each next token.
+            float32 [B, V]: the draft's logits after each request's last one.
         """
-        starts = self.state.draft_lens(self.req_to_token_pool.req_to_token, batch.req_pool_indices, stops - 1)
         counts = stops - starts
         spans = list(zip(batch.reqs, starts.tolist(), stops.tolist(), strict=True))
         tokens = torch.tensor([token for span in spans for token in _committed_tokens(*span)], dtype=torch.int64)
@@ -109,12 +182,12 @@ class ChainDraftWorker(StandaloneDraftWorker):
         extend.spec_info = EagleDraftExtendInput(
             positions=positions, select_index=counts.cumsum(0) - 1, num_tokens_per_req=1
         )
-        next_tokens = self._forward(extend)
+        logits = self._forward(extend)
         self.state.mark(extend.out_cache_loc)
-        return next_tokens
+        return logits
 
     def _decode(self, batch: Any, step: int, tokens: torch.Tensor) -> torch.Tensor:
-        """One forward over the `step`-th draft of each request, `tokens` int64 [B]; returns the next, int64 [B]."""
+        """One forward over the `step`-th draft of each request, `tokens` int64 [B]; returns logits [B, V]."""
         position = batch.seq_lens.to(torch.int64) + step
         decode = copy.copy(batch)
         decode.forward_mode = ForwardMode.DECODE
@@ -131,7 +204,7 @@ class ChainDraftWorker(StandaloneDraftWorker):
         return self.req_to_token_pool.req_to_token[rows, positions].to(torch.int64)
 
     def _forward(self, batch: Any) -> torch.Tensor:
-        """Runs the draft; returns its choice after each request's last token, int64 [B]."""
+        """Runs the draft; returns its logits after each request's last token over the common vocabulary, [B, V]."""
         self.forwards += 1
         batch.seq_lens_cpu = batch.seq_lens
         batch.seq_lens_sum = int(batch.seq_lens.sum())
@@ -140,7 +213,45 @@ class ChainDraftWorker(StandaloneDraftWorker):
             batch, self.draft_runner, capture_hidden_mode=CaptureHiddenMode.NULL, return_hidden_states_before_norm=False
         )
         logits = self.draft_runner.forward(forward_batch).logits_output.next_token_logits
-        return logits[:, : self._common_vocab].argmax(-1)
+        return logits[:, : self._common_vocab]
+
+
+def _rows_of(batch: Any, rows: torch.Tensor) -> Any:
+    """A view of `batch` with only some of its requests, as far as a draft forward reads it."""
+    if len(rows) == len(batch.reqs):
+        return batch
+    part = copy.copy(batch)
+    part.reqs = [batch.reqs[row] for row in rows.tolist()]
+    part.req_pool_indices = batch.req_pool_indices[rows]
+    part.seq_lens = batch.seq_lens[rows]
+    part.orig_seq_lens = None if batch.orig_seq_lens is None else batch.orig_seq_lens[rows]
+    return part
+
+
+def _catchup_plan(
+    starts: torch.Tensor, ends: torch.Tensor, wanted: torch.Tensor, budget: int
+) -> tuple[torch.Tensor, int]:
+    """Up to where each request is read in this step, int64 [B], and the tokens of it beyond the ordinary lag.
+
+    Who lags least comes first, so that as many requests as possible draft again soon.
+    """
+    stops = starts.clone()
+    extra = ends - starts - _ORDINARY_LAG
+    left = budget
+    spent = 0
+    for row in torch.argsort(extra, stable=True).tolist():
+        if not wanted[row]:
+            continue
+        behind = max(int(extra[row]), 0)
+        if behind <= left:
+            stops[row] = ends[row]
+            left -= behind
+            spent += behind
+        elif left > 0:
+            stops[row] = starts[row] + left
+            spent += left
+            left = 0
+    return stops, spent
 
 
 def _committed_tokens(req: Any, start: int, stop: int) -> list[int]:

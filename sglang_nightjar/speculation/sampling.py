@@ -71,6 +71,22 @@ def accepted_drafts(tokens: torch.Tensor, candidates: torch.Tensor) -> torch.Ten
     return agrees.long().cumprod(1).sum(1)
 
 
+def most_likely(probabilities: torch.Tensor, budget: int) -> torch.Tensor:
+    """Drafts of each request among the `budget` with the largest cumulative probability, int64 [B].
+
+    Cumulative probability falls along a chain, so the best of all chains are prefixes of each
+    (TETRIS, arXiv 2502.15197). Ties go to the earlier position.
+
+    Args:
+        probabilities: float32 [B, gamma], the draft's own probability of each of its tokens.
+        budget: most drafts over the whole batch.
+    """
+    batch_size, gamma = probabilities.shape
+    reach = probabilities.cumprod(1)
+    order = torch.argsort(reach.T.flatten(), descending=True, stable=True)[: max(budget, 0)]
+    return torch.bincount(order % batch_size, minlength=batch_size)
+
+
 class _LogitsOnly:
     """The one field of SGLang's `LogitsProcessorOutput` that sampling reads."""
 

@@ -3,12 +3,12 @@
 40 prompts from one token to the whole context, chunked prefill, a family of shared prefixes,
 16 requests at a time, all of it twice so that the second pass meets a warm prefix cache.
 
-All of gamma 1, 3, 5 x page size 1, 16 x --tp 1, 2 would be 12 servers and 4 without
-speculation. Six of the twelve cover every pair of values (gamma with page size, gamma with
-ranks, page size with ranks), so that any fault of two settings together shows:
+Every layout (page size 1, 16 x --tp 1, 2) has a server whose gamma switches at random every few
+steps between 0 and 5, which meets all gammas and all switches between them; two have one whose
+gamma is fixed as well:
 
-    page size 1,  tp 1: gamma 1 and 5        page size 16, tp 1: gamma 3
-    page size 16, tp 2: gamma 1 and 5        page size 1,  tp 2: gamma 3
+    page size 1,  tp 1: random, always 5        page size 16, tp 1: random
+    page size 16, tp 2: random, always 1        page size 1,  tp 2: random
 
 SGLang checks its KV accounting after every step of these servers, and ends one that leaks.
 """
@@ -28,6 +28,7 @@ from workload import (
     hang_up,
     histogram,
     mixed_requests,
+    nightjar,
     random_tokens,
     run_all,
 )
@@ -39,19 +40,28 @@ CHECK_EVERY_STEP = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1", "SGLANG_C
 class Layout(NamedTuple):
     page_size: int
     ranks: int
-    gammas: tuple[int, ...]
+    policies: tuple[str, ...]
 
 
 class Group(NamedTuple):
-    """The servers of one layout: without speculation, and one per gamma."""
+    """The servers of one layout: without speculation, and one per policy."""
 
     plain: Server
-    speculating: dict[int, Server]
+    speculating: dict[str, Server]
+
+
+RANDOM = "random:3"  # holds each gamma for one to three steps
+MOST = 5
 
 
 @pytest.fixture(
     scope="module",
-    params=[Layout(1, 1, (1, 5)), Layout(16, 1, (3,)), Layout(1, 2, (3,)), Layout(16, 2, (1, 5))],
+    params=[
+        Layout(1, 1, (RANDOM, "static:5")),
+        Layout(16, 1, (RANDOM,)),
+        Layout(1, 2, (RANDOM,)),
+        Layout(16, 2, (RANDOM, "static:1")),
+    ],
     ids=lambda layout: f"page{layout.page_size}-tp{layout.ranks}",
 )
 def group(request: pytest.FixtureRequest, tiny_target: Path, tiny_draft: Path) -> Iterator[Group]:
@@ -60,30 +70,31 @@ def group(request: pytest.FixtureRequest, tiny_target: Path, tiny_draft: Path) -
     common += ["--page-size", layout.page_size, "--tp", layout.ranks]
     speculation = ["--speculative-draft-model-path", tiny_draft, "--nightjar-policy"]
     command_lines = [[*common, "--nightjar-policy", "off"]]
-    command_lines += [[*common, *speculation, f"static:{gamma}"] for gamma in layout.gammas]
+    command_lines += [[*common, *speculation, policy] for policy in layout.policies]
     with serve_all(command_lines, environ=CHECK_EVERY_STEP) as (plain, *others):
-        yield Group(plain, dict(zip(layout.gammas, others, strict=True)))
+        yield Group(plain, dict(zip(layout.policies, others, strict=True)))
 
 
 def test_same_tokens_as_without_speculation(group: Group) -> None:
     requests = mixed_requests(seed=1)
     cold, warm = run_all(group.plain, requests), run_all(group.plain, requests)
     assert_same(warm, cold)
-    for gamma, server in group.speculating.items():
+    for policy, server in group.speculating.items():
         for expected in (cold, warm):
             answers = run_all(server, requests)
             assert server.alive(), tail(server.log)
             assert_same(answers, expected)
-            accepted = histogram(answers, gamma)
-            assert min(accepted) > 0, f"gamma {gamma}: the draft is to agree in part, not {accepted}"
+            most = MOST if policy == RANDOM else int(policy.removeprefix("static:"))
+            accepted = histogram(answers, most)
+            assert min(accepted) > 0, f"{policy}: the draft is to agree in part, not {accepted}"
         cached = sum(answer["meta_info"]["cached_tokens"] for answer in answers)
         assert cached > 8000, f"the second pass found {cached} tokens in the prefix cache"
 
 
 def test_abort_storm_leaks_nothing(group: Group) -> None:
     """100 requests, half of them dropped by their clients mid-stream."""
-    gamma, server = max(group.speculating.items())
-    rng = random.Random(gamma)
+    server = group.speculating[RANDOM]
+    rng = random.Random(MOST)
     shared = random_tokens(rng, 150)
     prompts = [shared[: rng.randrange(1, 150)] + random_tokens(rng, rng.randrange(1, 300)) for _ in range(100)]
 
@@ -95,6 +106,8 @@ def test_abort_storm_leaks_nothing(group: Group) -> None:
     assert_pool_empties(server)
     requests = mixed_requests(seed=1)[::4]
     assert_same(run_all(server, requests), run_all(group.plain, requests))
+    counted = nightjar(server)
+    assert min(counted["steps_by_gamma"]) > 0 and counted["switches"] > 10, counted
 
 
 ENGLISH = [

@@ -51,7 +51,7 @@ def half_agreeing_draft(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command_lines(target: Path, draft: Path, *words: str) -> list[list[Any]]:
     common = ["--model-path", target, "--max-running-requests", MAX_AT_ONCE, *words]
-    speculation = ["--speculative-draft-model-path", draft, "--nightjar-policy", "static:3"]
+    speculation = ["--speculative-draft-model-path", draft, "--nightjar-policy", "random:3"]
     # Two seeds: with one, both servers would draw the same first tokens.
     return [[*common, "--random-seed", 1, "--nightjar-policy", "off"], [*common, "--random-seed", 2, *speculation]]
 

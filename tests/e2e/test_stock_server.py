@@ -98,6 +98,7 @@ def test_only_the_entry_points_are_imported(variant: str, states: dict[str, dict
         "sglang_nightjar.errors",
         "sglang_nightjar.plugin",
         "sglang_nightjar.policy",
+        "sglang_nightjar.policy.base",
         "sglang_nightjar.policy.registry",
     }
 

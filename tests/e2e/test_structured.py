@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Pair]:
     compact = "--constrained-json-disable-any-whitespace"  # or a small model may write blanks for ever
-    speculation = ["--nightjar-policy", "static:3", "--nightjar-draft-bits", 4]
+    speculation = ["--nightjar-policy", "random:3", "--nightjar-draft-bits", 4]
     with serve_all([["--nightjar-policy", "off", compact], [*speculation, compact]]) as servers:
         yield Pair(*servers)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
+from sglang_nightjar.speculation.chain_draft import ChainDraftWorker, _catchup_plan
 from sglang_nightjar.speculation.draft_state import DraftState
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
 
@@ -51,11 +51,12 @@ class ReadableDraft(ChainDraftWorker):
                 self.kv[slot] = hash((next(tokens), tuple(self.row_kv(row, position))))
         assert next(tokens, None) is None and next(slots, None) is None
         ends = zip(batch.req_pool_indices.tolist(), stops, strict=True)
-        return torch.tensor([self.row_kv(row, stop)[-1] % VOCABULARY for row, stop in ends])
+        chosen = torch.tensor([self.row_kv(row, stop)[-1] % VOCABULARY for row, stop in ends])
+        return torch.nn.functional.one_hot(chosen, VOCABULARY).float()
 
 
 class MiniScheduler:
-    """Rows, slots and a prefix cache of page size 1."""
+    """Rows, slots and a prefix cache of page size 1. Speculation goes off and on at random."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -64,10 +65,14 @@ class MiniScheduler:
         self.cache: dict[tuple[int, ...], int] = {}  # a prefix, and the slot of its last token
         self.running: dict[int, Any] = {}  # by row
         self.finished: list[list[int]] = [[]]  # what requests left to the cache, some of it evicted since
+        self.off = False
+        self.waited = 0  # rounds in which a request had to wait for its catch-up
 
     def step(self) -> None:
         while len(self.free) < SLOTS // 2:
             self.evict()
+        if self.rng.random() < 0.1:
+            self.off = not self.off
         self.rng.choices([self.prefill, self.round, self.end, self.evict], weights=[4, 6, 4, 1])[0]()
 
     def _slot(self) -> int:
@@ -96,7 +101,11 @@ class MiniScheduler:
             self.running[row] = SimpleNamespace(
                 rid=str(row), origin_input_ids=prompt, output_ids=[], seq_len=len(prompt), owned=new, first_owned=cached
             )
-        if rows:
+        if rows and self.off:
+            before = self.draft.forwards
+            self.draft.skip_prefill(self.batch(rows, out_cache_loc=torch.tensor(written)))
+            assert self.draft.forwards == before
+        elif rows:
             self.draft.prefill(self.batch(rows, out_cache_loc=torch.tensor(written)))
             self.check(rows, ahead=0)
         for row in rows:
@@ -107,23 +116,36 @@ class MiniScheduler:
         rows = [row for row in self.running if self.rng.random() < 0.7 and self.running[row].seq_len < CONTEXT - 10]
         if not rows:
             return
-        gamma = self.rng.randrange(1, 5)
+        gamma = 0 if self.off else self.rng.randrange(1, 5)
         for row in rows:
             req = self.running[row]
             while req.first_owned + len(req.owned) < req.seq_len + gamma + 1:
                 req.owned.append(self._slot())
                 self.draft.req_to_token_pool.req_to_token[row, req.first_owned + len(req.owned) - 1] = req.owned[-1]
         bonus = torch.tensor([self.running[row].output_ids[-1] for row in rows])
-        batch = self.batch(rows, spec_info=ChainDraftInput(bonus_tokens=bonus))
+        batch = self.batch(rows, spec_info=ChainDraftInput(bonus_tokens=bonus), orig_seq_lens=None)
+        if gamma == 0:
+            self.draft.settle(batch, torch.ones(len(rows), dtype=torch.int32), 0)
+            for row in rows:
+                self.running[row].output_ids += self._tokens(1)
+                self.running[row].seq_len += 1
+            return
+        wanted = torch.tensor([self.rng.random() < 0.9 for _ in rows])
         before = self.draft.forwards
-        candidates = self.draft.draft_chain(batch, gamma)
-        assert self.draft.forwards - before == gamma and candidates.shape == (len(rows), gamma + 1)
-        self.check(rows, ahead=1)
-        counts = [self.rng.choice([gamma + 1, self.rng.randrange(1, gamma + 1)]) for _ in rows]
+        chain = self.draft.draft_chain(batch, gamma, wanted=wanted, catchup_tokens=self.rng.choice([0, 3, 1000]))
+        drafted = [row for row, drafts in zip(rows, chain.drafted.tolist(), strict=True) if drafts]
+        assert chain.candidates.shape == (len(rows), gamma + 1)
+        assert self.draft.forwards - before == (gamma if drafted else 0) or not wanted.all() or len(drafted) < len(rows)
+        assert not (chain.drafted & ~wanted).any()
+        self.waited += int((wanted & ~chain.drafted).sum())
+        self.check(drafted, ahead=1)
+        counts = [
+            self.rng.choice([gamma + 1, self.rng.randrange(1, gamma + 1)]) if row in drafted else 1 for row in rows
+        ]
         accept_lens = torch.tensor(counts, dtype=torch.int32)
-        self.draft.settle(batch, accept_lens, gamma)
-        for row, chain, count in zip(rows, candidates.tolist(), accept_lens.tolist(), strict=True):
-            self.running[row].output_ids += chain[1:count] + self._tokens(1)
+        self.draft.settle(batch, accept_lens, gamma, chain.drafted)
+        for row, tokens, count in zip(rows, chain.candidates.tolist(), accept_lens.tolist(), strict=True):
+            self.running[row].output_ids += tokens[1:count] + self._tokens(1)
             self.running[row].seq_len += count
 
     def end(self) -> None:
@@ -165,13 +187,22 @@ class MiniScheduler:
         return [self.rng.randrange(VOCABULARY) for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(200))
 def test_every_draft_follows_from_its_whole_past(seed: int) -> None:
-    """Random prefills, rounds, ends and evictions: no draft is ever made from stale or missing KV."""
+    """Random prefills, rounds, ends and evictions, on and off: no draft is ever made from stale or missing KV."""
     scheduler = MiniScheduler(seed)
     for _ in range(120):
         scheduler.step()
-    assert scheduler.draft.forwards > 100 and len(scheduler.cache) > 20, "the run exercised too little"
+
+
+def test_the_runs_above_exercise_enough() -> None:
+    runs = [MiniScheduler(seed) for seed in range(10)]
+    for scheduler in runs:
+        for _ in range(120):
+            scheduler.step()
+    assert sum(run.draft.forwards for run in runs) > 800
+    assert sum(len(run.cache) for run in runs) > 150
+    assert sum(run.waited for run in runs) > 20, "catch-up in pieces"
 
 
 @pytest.mark.parametrize(("accept_len", "seen"), [(1, 1), (2, 2), (3, 3), (4, 3)])
@@ -192,7 +223,19 @@ def test_committed_tokens_must_exist() -> None:
     bonus = ChainDraftInput(bonus_tokens=torch.tensor([0]))
     batch = SimpleNamespace(reqs=[req], req_pool_indices=torch.tensor([0]), seq_lens=torch.tensor([2]), spec_info=bonus)
     with pytest.raises(AssertionError, match="request r: tokens 0 to 3 asked, 2 committed"):
-        draft.draft_chain(batch, 2)
+        draft.draft_chain(batch, 2, wanted=torch.tensor([True]), catchup_tokens=100)
+
+
+def test_catchup_plan() -> None:
+    """Ordinary lags (bonus token, last draft) are free; the shortest catch-up comes first; what is left goes on."""
+    starts, ends = torch.tensor([0, 8, 5, 2]), torch.tensor([20, 10, 12, 3])
+    wanted = torch.tensor([True, True, True, True])
+    stops, spent = _catchup_plan(starts, ends, wanted, 100)
+    assert (stops.tolist(), spent) == ([20, 10, 12, 3], 18 + 5)
+    stops, spent = _catchup_plan(starts, ends, wanted, 9)
+    assert (stops.tolist(), spent) == ([4, 10, 12, 3], 9)
+    stops, spent = _catchup_plan(starts, ends, torch.tensor([True, False, True, True]), 0)
+    assert (stops.tolist(), spent) == ([0, 8, 5, 3], 0)
 
 
 def test_chain_verify_input() -> None:

@@ -11,6 +11,7 @@ import pytest
 from sglang_nightjar import config as module
 from sglang_nightjar.config import NightjarConfig, load_config, make_config
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.policy.registry import PolicySpec
 
 
 def complaint(call: Callable[..., Any], *arguments: Any) -> str:
@@ -32,7 +33,7 @@ def file(tmp_path: Path) -> Path:
 
 def test_defaults() -> None:
     assert load_config([], {}) == (NightjarConfig(), [])
-    assert NightjarConfig().policy_spec().gamma == 0
+    assert NightjarConfig().policy_spec() == PolicySpec("nightjar", 5)
 
 
 def test_command_line_beats_environment_beats_file(file: Path) -> None:
@@ -86,7 +87,7 @@ def test_words_of_sglang_keep_their_order() -> None:
         (["--nightjar-draft-bits", "2"], "--nightjar-draft-bits is 2; choose a value from 3 to 8"),
         (["--nightjar-draft-bits", "16"], "choose a value from 3 to 8"),
         (["--nightjar-platform", "tpu"], "use one of: auto, cpu, cuda"),
-        (["--nightjar-policy", "magic"], "unknown policy 'magic'; known policies: off, static:N"),
+        (["--nightjar-policy", "magic"], "unknown policy 'magic'; known policies: nightjar, paper, off, static:N"),
         (["--nightjar-policy", "static:-1"], "gamma must not be negative"),
         (["--nightjar-policy", "static:6"], "exceeds --nightjar-max-gamma 5"),
         (["--nightjar-policy", "static:4", "--nightjar-max-gamma", "3"], "exceeds --nightjar-max-gamma 3"),

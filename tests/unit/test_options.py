@@ -46,8 +46,8 @@ def test_nothing_given_serves_the_demo_pair(demo: str) -> None:
         "draft_model_path": demo,
         "draft_model_quantization": "nightjar_w8",
         "algorithm": "STANDALONE",
-        "num_steps": 3,
-        "num_draft_tokens": 4,
+        "num_steps": 5,
+        "num_draft_tokens": 6,
         "eagle_topk": 1,
     }
     assert options["device"] == "cpu"
@@ -85,7 +85,7 @@ def test_a_model_without_a_draft_is_served_plainly() -> None:
 
 def test_a_model_with_a_draft_speculates() -> None:
     given = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
-    assert complete_options(on_cpu(), given)["speculative_num_steps"] == 3
+    assert complete_options(on_cpu(), given)["speculative_num_steps"] == 5
     assert complete_options(on_cpu(policy="static:5"), given)["speculative_num_draft_tokens"] == 6
     agreeing = {**given, "speculative_num_steps": 2, "speculative_num_draft_tokens": 3}
     assert complete_options(on_cpu(policy="static:2"), agreeing)["speculative_num_steps"] == 2
@@ -125,7 +125,7 @@ PAIR = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
         (on_cpu(), {**PAIR, "speculative_num_steps": 0}, "choose 1 to --nightjar-max-gamma (5)"),
         (on_cpu(), {**PAIR, "speculative_num_steps": -2}, "--speculative-num-steps is -2"),
         (on_cpu(max_gamma=2), {**PAIR, "speculative_num_steps": 3}, "choose 1 to --nightjar-max-gamma (2)"),
-        (on_cpu(), {**PAIR, "speculative_num_draft_tokens": 8}, "leave it out or give 4"),
+        (on_cpu(), {**PAIR, "speculative_num_draft_tokens": 8}, "leave it out or give 6"),
         (on_cpu(), {"model_path": "/m", "speculative_num_steps": 3}, "has no draft to work on"),
         (on_cpu(), {"model_path": "/m", "speculative_algorithm": "standalone"}, "has no draft to work on"),
         (

@@ -11,7 +11,7 @@ from plain_sampling import VOCAB, make_request, plain_sample, plain_step, sampli
 from sglang.srt.layers import sampler as upstream
 
 from sglang_nightjar.kernels.seed_hash import seed_hash
-from sglang_nightjar.speculation.sampling import accepted_drafts, sample_chain
+from sglang_nightjar.speculation.sampling import accepted_drafts, most_likely, sample_chain
 
 WIDTH = 4
 COMMITTED = 6  # output tokens of each request, the bonus token included
@@ -196,3 +196,13 @@ def test_seed_hash() -> None:
     for row, seed, position in zip(hashed.tolist(), seeds, positions, strict=True):
         expected = [murmur3(np.array([seed & 0xFFFFFFFF, seed >> 32, position, t], "<u4").tobytes()) for t in tokens]
         assert row == expected
+
+
+def test_most_likely_takes_prefixes_by_cumulative_probability() -> None:
+    probabilities = torch.tensor([[0.9, 0.9, 0.9], [0.5, 1.0, 1.0], [0.99, 0.1, 1.0]])
+    # Cumulative: .9 .81 .729 | .5 .5 .5 | .99 .099 .099
+    assert most_likely(probabilities, 1).tolist() == [0, 0, 1]
+    assert most_likely(probabilities, 4).tolist() == [3, 0, 1]
+    assert most_likely(probabilities, 6).tolist() == [3, 2, 1]
+    assert most_likely(probabilities, 100).tolist() == [3, 3, 3]
+    assert most_likely(probabilities, 0).tolist() == [0, 0, 0]

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from sglang_nightjar.policy.base import Observation, Residency, State, StepKind, check_observation
 from sglang_nightjar.policy.acceptance import drafting_requests
+from sglang_nightjar.policy.base import Observation, Residency, State, StepKind, check_observation
 
 
 @dataclass(frozen=True, slots=True)

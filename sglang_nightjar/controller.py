@@ -1,0 +1,222 @@
+"""One per rank: rank 0 asks the planner, every rank carries out the same directive.
+
+The scheduler's hooks (`patches/lockstep.py`, `patches/outcome.py`) call it once per iteration:
+`propose` on rank 0 gives the bytes to broadcast, `apply` on every rank puts them in force, and
+`finished` reports the step's outcome, from which rank 0's policy learns.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sglang_nightjar.config import NightjarConfig
+from sglang_nightjar.coordination.messages import Directive, decode, encode
+from sglang_nightjar.observe.journal import Journal
+from sglang_nightjar.policy.base import Observation, State
+from sglang_nightjar.policy.planner import Planner
+from sglang_nightjar.policy.registry import FIRST_GAMMA, PolicyOptions, make_policy
+
+logger = logging.getLogger(__name__)
+
+_LOG_EVERY_S = 30.0  # switches are summed up, not logged one by one
+_LEAST_CATCHUP = 64  # tokens: a budget below this would never get anywhere
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start, as `/server_info` shows it.
+
+    Attributes:
+        steps_by_gamma: decode steps at each gamma.
+        switches: changes between gamma 0 and above.
+        committed, drafted: tokens committed by drafting requests and how often they drafted.
+        rejected: drafts that were verified and not accepted.
+        catchup_tokens, catchup_seconds: lagging tokens the draft has read, and the time it took.
+    """
+
+    steps_by_gamma: list[int]
+    switches: int = 0
+    committed: int = 0
+    drafted: int = 0
+    rejected: int = 0
+    catchup_tokens: int = 0
+    catchup_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepFacts:
+    """What the worker did in one decode step. `drafted`: requests that drafted; `tokens`: what those committed;
+    `rejected`: their drafts that were verified and not accepted."""
+
+    gamma: int
+    drafted: int = 0
+    tokens: int = 0
+    rejected: int = 0
+    catchup_tokens: int = 0
+    catchup_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Controller:
+    """The directive in force, and the planner behind it on rank 0.
+
+    Attributes:
+        planner: None on every rank but 0.
+        directive: in force since the last `apply`.
+        worker: set by the speculative worker that carries directives out.
+        clock: monotonic seconds.
+    """
+
+    planner: Planner | None
+    max_gamma: int
+    initial_gamma: int
+    catchup_budget_s: float
+    journal: Journal | None = None
+    clock: Callable[[], float] = time.monotonic
+    worker: Any = None
+    directive: Directive = field(init=False)
+    counters: Counters = field(init=False)
+    _per_catchup_token_s: float = 1e-3  # until a catch-up has been timed
+    _decided_for: int = 0  # batch size of the last decision; 0 once a step has used it
+    _logged_s: float = float("-inf")
+    _logged: tuple[int, int] = (0, 0)
+
+    def __post_init__(self) -> None:
+        self.directive = Directive(0, 0, self.initial_gamma, self._catchup_tokens())
+        self.counters = Counters([0] * (self.max_gamma + 1))
+
+    @property
+    def gamma(self) -> int:
+        return self.directive.gamma
+
+    def reserve(self) -> int:
+        """KV slots a request may write in a decode step: the bonus token's and its drafts'."""
+        return self.directive.gamma + 1
+
+    def wants_decision(self, batch_size: int) -> bool:
+        """Whether the coming step needs a new decision: the last one is used up, or the batch is another."""
+        return self.planner is not None and batch_size > 0 and batch_size != self._decided_for
+
+    def propose(self, state: State) -> bytes:
+        """Rank 0: decides, and returns the bytes every rank must `apply`."""
+        assert self.planner is not None, "only rank 0 decides"
+        decision = self.planner.decide(state)
+        self._decided_for = state.batch_size
+        directive = Directive(
+            self.directive.epoch,
+            self.directive.step + 1,
+            decision.gamma,
+            self._catchup_tokens(),
+            decision.verify_budget,
+        )
+        if self.journal is not None:
+            self.journal.write("state", _record(state))
+        return encode(directive)
+
+    def apply(self, item: bytes) -> None:
+        """Every rank: puts a directive in force. They arrive in order; a gap would be a broken channel."""
+        directive = decode(item)
+        assert directive.step == self.directive.step + 1, (
+            f"directive {directive.step} follows {self.directive.step}: the lockstep channel lost one"
+        )
+        if (directive.gamma > 0) != (self.directive.gamma > 0):
+            self.counters.switches += 1
+        self.directive = directive
+        if self.journal is not None:
+            self.journal.write("directive", directive_record(directive))
+
+    def finished(self, seen: Observation, facts: StepFacts | None) -> None:
+        """Every rank: a step is over. `facts` is None for a prefill."""
+        if facts is not None:
+            self._decided_for = 0
+            self.counters.steps_by_gamma[facts.gamma] += 1
+            self.counters.drafted += facts.drafted
+            self.counters.committed += facts.tokens
+            self.counters.rejected += facts.rejected
+            self.counters.catchup_tokens += facts.catchup_tokens
+            self.counters.catchup_seconds += facts.catchup_seconds
+            if facts.catchup_tokens > 0 and facts.catchup_seconds > 0.0:
+                spent = facts.catchup_seconds / facts.catchup_tokens
+                self._per_catchup_token_s += 0.3 * (spent - self._per_catchup_token_s)
+        if self.planner is not None:
+            self.planner.observe(seen)
+            if self.journal is not None:
+                self.journal.write("step", _record(seen))
+            self._log()
+
+    def report(self) -> dict[str, Any]:
+        """For `/server_info`."""
+        counters = self.counters
+        return {
+            "gamma": self.gamma,
+            "directive": self.directive.step,
+            "steps_by_gamma": list(counters.steps_by_gamma),
+            "switches": counters.switches,
+            "accept_length": counters.committed / counters.drafted if counters.drafted else None,
+            "rejected_drafts": counters.rejected,
+            "draft_forwards": self.worker.draft_forwards if self.worker is not None else 0,
+            "catchup_tokens": counters.catchup_tokens,
+            "catchup_seconds": counters.catchup_seconds,
+        }
+
+    def _catchup_tokens(self) -> int:
+        return max(int(self.catchup_budget_s / self._per_catchup_token_s), _LEAST_CATCHUP)
+
+    def _log(self) -> None:
+        now = self.clock()
+        if now - self._logged_s < _LOG_EVERY_S:
+            return
+        counters = self.counters
+        state = (counters.switches, sum(counters.steps_by_gamma))
+        if state[0] != self._logged[0]:
+            logger.info(
+                "Nightjar: gamma %d; %d switches in the last %d steps; steps by gamma %s; %d catch-up tokens",
+                self.gamma,
+                state[0] - self._logged[0],
+                state[1] - self._logged[1],
+                counters.steps_by_gamma,
+                counters.catchup_tokens,
+            )
+            self._logged = state
+        self._logged_s = now
+
+
+def directive_record(directive: Directive) -> dict[str, Any]:
+    """A directive with its field names, as the journal has it."""
+    return {name: getattr(directive, name) for name in Directive.__struct_fields__}
+
+
+def _record(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+_current: Controller | None = None
+
+
+def current() -> Controller | None:
+    """The controller of this process; None in one that never speculates."""
+    return _current
+
+
+def start(config: NightjarConfig, *, rank: int, max_gamma: int) -> Controller:
+    """Makes the controller of this rank.
+
+    Args:
+        max_gamma: the largest gamma the server has buffers for, at most `config.max_gamma`.
+    """
+    global _current
+    spec = config.policy_spec()
+    slo_s = config.tpot_slo_ms / 1e3 if config.tpot_slo_ms > 0 else None
+    planner = None
+    if rank == 0:
+        planner = Planner(make_policy(spec, PolicyOptions(max_gamma, config.seed, slo_s)))
+    _current = Controller(
+        planner=planner,
+        max_gamma=max_gamma,
+        initial_gamma=spec.gamma if spec.fixed else min(FIRST_GAMMA, max_gamma),
+        catchup_budget_s=config.catchup_budget_ms / 1e3,
+        journal=Journal(config.journal_path, rank) if config.journal else None,
+    )
+    return _current

@@ -1,0 +1,45 @@
+"""What rank 0 tells every rank, in the broadcast of requests that all of them receive in lockstep.
+
+Encoded with msgspec, never pickled by us. A message on that channel cannot be lost on one rank
+alone, so whatever it says takes effect at the same step everywhere.
+"""
+
+import msgspec
+
+_MAGIC = b"NJ1"  # tells a directive from whatever else travels in the broadcast
+
+
+class Directive(msgspec.Struct, frozen=True, array_like=True):
+    """How the coming decode steps are run, until the next directive.
+
+    Attributes:
+        epoch: counts what changes the server's shape (memory transitions); 0 so far.
+        step: number of this directive, from 1.
+        gamma: tokens to draft per request; 0 decodes plainly.
+        catchup_tokens: most lagging tokens the draft may read in a step.
+        verify_budget: most draft tokens to verify over the batch, or None for all.
+    """
+
+    epoch: int
+    step: int
+    gamma: int
+    catchup_tokens: int
+    verify_budget: int | None = None
+
+
+_DECODER = msgspec.msgpack.Decoder(Directive)
+
+
+def encode(directive: Directive) -> bytes:
+    """The directive as bytes."""
+    return _MAGIC + msgspec.msgpack.encode(directive)
+
+
+def is_directive(item: object) -> bool:
+    """Whether a broadcast item is one of ours."""
+    return isinstance(item, bytes) and item.startswith(_MAGIC)
+
+
+def decode(item: bytes) -> Directive:
+    """The directive; `msgspec.ValidationError` where the bytes are none."""
+    return _DECODER.decode(item[len(_MAGIC) :])
