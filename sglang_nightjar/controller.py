@@ -143,7 +143,7 @@ class Controller:
         if self.planner is not None:
             self.planner.observe(seen)
             if self.journal is not None:
-                self.journal.write("step", _record(seen))
+                self.journal.write("step", {**_record(seen), "draft_forwards": self._draft_forwards()})
             self._log()
 
     def report(self) -> dict[str, Any]:
@@ -156,10 +156,13 @@ class Controller:
             "switches": counters.switches,
             "accept_length": counters.committed / counters.drafted if counters.drafted else None,
             "rejected_drafts": counters.rejected,
-            "draft_forwards": self.worker.draft_forwards if self.worker is not None else 0,
+            "draft_forwards": self._draft_forwards(),
             "catchup_tokens": counters.catchup_tokens,
             "catchup_seconds": counters.catchup_seconds,
         }
+
+    def _draft_forwards(self) -> int:
+        return self.worker.draft_forwards if self.worker is not None else 0
 
     def _catchup_tokens(self) -> int:
         return max(int(self.catchup_budget_s / self._per_catchup_token_s), _LEAST_CATCHUP)

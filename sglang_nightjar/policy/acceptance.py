@@ -23,6 +23,9 @@ _SLACK = 0.5
 _ALARM = 12.0
 _KEPT_ON_ALARM = 0.02  # share of the old trials that survive a detected change
 
+_REFRESH_EVERY = 16  # steps between two looks at the counts, where nobody asks
+_SETTLED = 1000.0  # trials before which the counts move too fast for that
+
 
 class Acceptance:
     """Discounted success counts per chain position, with change detection.
@@ -65,7 +68,9 @@ class Acceptance:
             self._trials[index] = self._trials[index] * keep + reached
             self._successes[index] = self._successes[index] * keep + passed
             reached = passed
-        self._refresh()
+        self._stale += 1
+        if alarm or self._stale >= _REFRESH_EVERY or self._trials[0] < _SETTLED:
+            self._refresh()
         return alarm
 
     def _surprise(self, gamma: int, requests: int, accepted: int) -> bool:
@@ -93,6 +98,7 @@ class Acceptance:
 
     def _refresh(self) -> None:
         """Recomputes p, E and its error; a position never tried leans on the one before it."""
+        self._stale = 0
         belief = _PRIOR
         self._p: list[float] = []
         self._expected = [1.0]
@@ -110,15 +116,21 @@ class Acceptance:
 
     def expected_tokens(self, gamma: int) -> float:
         """Tokens a request commits in one step at `gamma`, 1.0 at gamma 0."""
+        if self._stale:
+            self._refresh()
         return self._expected[gamma]
 
     def relative_error(self, gamma: int) -> float:
         """Standard error of `expected_tokens(gamma)`, relative to it."""
+        if self._stale:
+            self._refresh()
         return self._error[gamma]
 
     @property
     def by_position(self) -> list[float]:
         """p_1 .. p_max."""
+        if self._stale:
+            self._refresh()
         return list(self._p)
 
     def snapshot(self) -> dict[str, Any]:
@@ -127,6 +139,8 @@ class Acceptance:
             "successes": list(self._successes),
             "cusum": [self._up, self._down],
             "changes": self.changes,
+            "stale": self._stale,
+            "values": [list(self._p), list(self._expected), list(self._error)],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -134,7 +148,8 @@ class Acceptance:
         self._successes = [float(value) for value in saved["successes"]]
         self._up, self._down = (float(value) for value in saved["cusum"])
         self.changes = int(saved["changes"])
-        self._refresh()
+        self._stale = int(saved["stale"])
+        self._p, self._expected, self._error = ([float(value) for value in values] for values in saved["values"])
 
 
 def drafting_requests(seen: Observation) -> list[int]:

@@ -23,6 +23,8 @@ from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
+_FULL_BATCH = 64  # requests
+
 
 @dataclass(frozen=True, slots=True)
 class NightjarSettings:
@@ -111,7 +113,9 @@ class NightjarPolicy:
         if state.residency is not Residency.RESIDENT:
             return self._play(0, state)
         if self._opening:
-            return self._play(self._opening.pop(), state)
+            gamma = self._opening.pop()
+            # A full batch is tried with one draft: more would cost most there, and are least likely to pay.
+            return self._play(min(gamma, 1) if state.batch_size > _FULL_BATCH else gamma, state)
         probed = self._probe_left == 1
         if self._probe_left > 0:
             self._probe_left -= 1

@@ -50,6 +50,8 @@ def parse_policy(text: str, *, max_gamma: int) -> PolicySpec:
     name, colon, argument = text.partition(":")
     if name not in _MAKERS or (colon and name not in _TAKES_NUMBER):
         raise UserError(f"unknown policy {text!r}; known policies: {', '.join(KNOWN_POLICIES)}")
+    if name == "tetris" and max_gamma < 2:
+        raise UserError("policy 'tetris' drafts at least 2 tokens; raise --nightjar-max-gamma")
     if not colon and name != "static":
         most = {"off": 0, "tetris": min(FIRST_GAMMA, max_gamma)}
         return PolicySpec(name, most.get(name, max_gamma))
@@ -62,6 +64,8 @@ def parse_policy(text: str, *, max_gamma: int) -> PolicySpec:
         return PolicySpec(name, max_gamma, number)
     if number < 0:
         raise UserError(f"policy {text!r}: gamma must not be negative; use static:0 or off for no speculation")
+    if name == "tetris" and number < 2:
+        raise UserError(f"policy {text!r}: it drafts at least 2 tokens, of which the less likely are not verified")
     if number > max_gamma:
         raise UserError(f"policy {text!r}: gamma exceeds --nightjar-max-gamma {max_gamma}; raise it or lower gamma")
     return PolicySpec(name, number)

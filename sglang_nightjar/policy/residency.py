@@ -70,6 +70,8 @@ class ResidencySettings:
         horizon_s: time over which a move's benefit is counted.
         margin: share of the smaller pool that must stay free after a reload; above `tau_low`, or
             the next moment would find memory short again.
+        least_gain: share of throughput that more room must add. Where the device computes at its
+            limit a larger batch adds next to nothing and makes every request slower.
     """
 
     tau_low: float = 0.10
@@ -78,6 +80,7 @@ class ResidencySettings:
     settle_s: float = 5.0
     horizon_s: float = 15.0
     margin: float = 0.20
+    least_gain: float = 0.05
 
     def __post_init__(self) -> None:
         if not 0.0 < self.tau_low < self.margin < 1.0:
@@ -86,7 +89,7 @@ class ResidencySettings:
             )
         if self.persist < 1:
             raise ValueError(f"persist is {self.persist}; it must be at least 1")
-        for name in ("cooldown_s", "settle_s", "horizon_s"):
+        for name in ("cooldown_s", "settle_s", "horizon_s", "least_gain"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
@@ -147,6 +150,8 @@ class ResidencyPlanner:
         larger = min(int(state.batch_size * growth), state.batch_size + max(state.queue_length, 1))
         kv_tokens = int(state.kv_tokens * larger / state.batch_size)
         added = self._estimates.plain_rate(larger, kv_tokens) - rate
+        if added < self._settings.least_gain * rate:
+            return 0.0
         return added * self._settings.horizon_s - rate * 2.0 * self._costs.pause_s
 
     def _reload_benefit(self, state: State) -> float:

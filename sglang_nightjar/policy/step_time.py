@@ -42,6 +42,7 @@ class StepTime:
         self._weights = [0.0] * _FEATURES
         self._weights[0], self._weights[_DRAFT] = 0.02, 0.002
         self._cells: dict[tuple[int, int], list[float]] = {}  # -> [weight, mean s, mean KV tokens, step of last]
+        self._pending: list[tuple[tuple[float, ...], float]] = []  # features and seconds not yet in the sums
         self._steps = 0
         self._noise = 0.05  # typical relative deviation of a step from its cell
         self._line_error = _LINE_ERROR  # and of a cell from the regression
@@ -49,28 +50,24 @@ class StepTime:
     def observe(self, gamma: int, batch_size: int, kv_tokens: int, seconds: float) -> None:
         """Learns one step without prefill."""
         self._steps += 1
-        predicted = self.predict(gamma, batch_size, kv_tokens)
+        row = _features(gamma, batch_size, kv_tokens)
+        line = self._line(row)
+        cell = self._cells.get((batch_size, gamma))
+        weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
         if self._steps > _TRUST:
+            predicted = self._mix(line, cell, weight, kv_tokens)
             seconds = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
             self._noise += 0.02 * (min(abs(seconds / predicted - 1.0), 1.0) - self._noise)
-        row = np.array(_features(gamma, batch_size, kv_tokens))
-        row *= 1.0 / seconds
-        self._normal *= _KEEP
-        self._normal += row[:, None] * row
-        self._target *= _KEEP
-        self._target += row
-        if self._steps <= _REFIT_EVERY or self._steps % _REFIT_EVERY == 0:
+        self._pending.append((row, seconds))
+        if self._steps <= _REFIT_EVERY or len(self._pending) >= _REFIT_EVERY:
             self._fit()
 
-        cell = self._cells.get((batch_size, gamma))
         if cell is None:
             self._cells[batch_size, gamma] = [1.0, seconds, float(kv_tokens), float(self._steps)]
             return
-        weight = cell[0] * _CELL_FADE ** (self._steps - cell[3])
-        cell[0] = weight = min(weight + 1.0, _CELL_WINDOW)
         if self._steps > _TRUST and weight > _BELIEF:
-            off = abs(self._line(_features(gamma, batch_size, kv_tokens)) / cell[1] - 1.0)
-            self._line_error += 0.01 * (min(off, 0.5) - self._line_error)
+            self._line_error += 0.01 * (min(abs(line / cell[1] - 1.0), 0.5) - self._line_error)
+        cell[0] = weight = min(weight + 1.0, _CELL_WINDOW)
         cell[1] += (seconds - cell[1]) / weight
         cell[2] += (kv_tokens - cell[2]) / weight
         cell[3] = self._steps
@@ -79,12 +76,15 @@ class StepTime:
         """Seconds of a step; the cell's own mean, moved along KV, weighed against the regression."""
         line = self._line(_features(gamma, batch_size, kv_tokens))
         cell = self._cells.get((batch_size, gamma))
+        weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
+        return self._mix(line, cell, weight, kv_tokens)
+
+    def _mix(self, line: float, cell: list[float] | None, weight: float, kv_tokens: int) -> float:
+        """The regression's `line` and the mean of a cell of `weight` faded samples, weighed."""
         if cell is None:
             return line
-        weight = cell[0] * _CELL_FADE ** (self._steps - cell[3])
         own = max(cell[1] + self._weights[_KV] * (kv_tokens - cell[2]), 0.2 * cell[1])
-        mixed: float = (line * _BELIEF + own * weight) / (_BELIEF + weight)
-        return mixed
+        return (line * _BELIEF + own * weight) / (_BELIEF + weight)
 
     def _line(self, row: tuple[float, ...]) -> float:
         return max(sum(map(float.__mul__, self._weights, row)), 1e-6)
@@ -102,7 +102,17 @@ class StepTime:
         return 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
 
     def _fit(self) -> None:
-        """Non-negative least squares by coordinate descent on the discounted normal equations."""
+        """Non-negative least squares by coordinate descent on the discounted normal equations.
+
+        Steps are taken in several at a time: one by one they would cost more than they teach.
+        """
+        rows = np.array([row for row, _ in self._pending])
+        rows /= np.array([[seconds] for _, seconds in self._pending])  # relative errors: the target is 1
+        ages = np.arange(len(rows) - 1, -1, -1)
+        discounted = rows * (_KEEP**ages)[:, None]
+        self._normal = self._normal * _KEEP ** len(rows) + discounted.T @ rows
+        self._target = self._target * _KEEP ** len(rows) + discounted.sum(0)
+        self._pending.clear()
         normal, target = self._normal.tolist(), self._target.tolist()
         weights = self._weights
         for _ in range(_SWEEPS):
@@ -117,6 +127,7 @@ class StepTime:
 
     def snapshot(self) -> dict[str, Any]:
         return {
+            "pending": [[list(row), seconds] for row, seconds in self._pending],
             "normal": self._normal.tolist(),
             "target": self._target.tolist(),
             "weights": list(self._weights),
@@ -126,6 +137,7 @@ class StepTime:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
+        self._pending = [(tuple(float(value) for value in row), float(seconds)) for row, seconds in saved["pending"]]
         self._normal = np.array(saved["normal"], dtype=np.float64)
         self._target = np.array(saved["target"], dtype=np.float64)
         self._weights = [float(value) for value in saved["weights"]]

@@ -42,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--trace", metavar="FILE", help="arrivals and lengths of an Azure, BurstGPT or Mooncake trace")
     p.add_argument("--rate", type=float, metavar="R", help="with --trace: scale its mean rate to R requests/s")
     p.add_argument("--suite", choices=("regret", "paper"), help="run a suite instead of a scenario")
+    p.add_argument("--replay", metavar="FILE", help="put --policies in the place of the one that wrote this journal")
     p.add_argument("--quick", action="store_true", help="with --suite: a small version, to see that it works")
     p.add_argument("--json", metavar="FILE", help="write every figure")
     p.add_argument("--plot", metavar="FILE.png", help="draw the first seed's run over time (needs matplotlib)")
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"--rate is {options.rate}; it must be above 0")
         if options.json:
             _writable(options.json)
-        figures = _suite(options) if options.suite else _scenario(options)
+        figures = _replay(options) if options.replay else _suite(options) if options.suite else _scenario(options)
         if options.json:
             Path(options.json).write_bytes(as_json(figures))
     except UserError as error:
@@ -89,6 +90,17 @@ def _suite(options: argparse.Namespace) -> Any:
     return suite_paper.run_suite(
         policies, seeds=options.seeds, jobs=options.jobs, quick=options.quick, trace=options.trace
     )
+
+
+def _replay(options: argparse.Namespace) -> Any:
+    from sglang_nightjar.simulate.replay import replay
+
+    names = [name.strip() for name in options.policies.split(",")]
+    results = replay(Path(options.replay), [name for name in names if name != "oracle"])
+    print(f"{options.replay}: costs and acceptance as the journal shows them, batch sizes as recorded")
+    rows = [(r.policy, r.tokens_per_s, r.seconds, r.switches, " ".join(map(str, r.gammas))) for r in results]
+    print(table(("policy", "tok/s", "seconds", "switches", "steps by gamma"), rows))
+    return {"level": "L1", "journal": options.replay, "results": [vars(result) for result in results]}
 
 
 def _scenario(options: argparse.Namespace) -> Any:

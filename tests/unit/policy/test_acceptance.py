@@ -59,9 +59,9 @@ def test_a_position_never_tried_leans_on_the_one_before() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "batch_size", "within"),
     [
-        *((before, after, *limit) for before, after in ((0.75, 0.3), (0.3, 0.75)) for limit in ((2, 60), (16, 20))),
-        (0.7, 0.55, 16, 40),  # a small shift takes longer
-        (0.7, 0.55, 64, 16),
+        *((before, after, *limit) for before, after in ((0.75, 0.3), (0.3, 0.75)) for limit in ((2, 30), (16, 8))),
+        (0.7, 0.55, 16, 25),  # a small shift takes longer
+        (0.7, 0.55, 64, 10),
     ],
 )
 def test_a_change_is_found_soon_and_learned(before: float, after: float, batch_size: int, within: int) -> None:

@@ -55,6 +55,18 @@ def test_recovers_from_an_abrupt_change(name: str) -> None:
     assert change_run(name, "nightjar", 1000, seed=2)["excess"] < 0.05
 
 
+def test_a_change_of_acceptance_starts_every_context_over() -> None:
+    policy = make()
+    play(policy, PAYS, [8] * 300 + [2] * 300)
+    assert len(policy.snapshot()["contexts"]) == 2
+    for _ in range(20):
+        policy.observe(observation(3, (8,)))  # all rejected
+        if policy.acceptance.changes:
+            break
+    assert policy.acceptance.changes == 1
+    assert policy.snapshot()["contexts"] == []
+
+
 @pytest.mark.parametrize("world", [PAYS, COSTS])
 def test_observations_may_come_one_decision_late(world: World) -> None:
     late = [step.gamma for step in play(make(), world, [8] * 1500, late=1)[500:]]

@@ -63,15 +63,18 @@ def test_it_extrapolates_in_proportion_to_the_work() -> None:
     assert cost(32 * 1024, 64) / cost(16 * 1024, 64) == pytest.approx(2.0, rel=0.05)
 
 
-def test_it_follows_what_catching_up_costs_now() -> None:
-    cost = SwitchCost(table() * 20)
+@pytest.mark.parametrize(("rounds", "lag", "batch"), [(1, 64, 16), (20, 4096, 128)])
+def test_it_follows_what_catching_up_costs_now(rounds: int, lag: int, batch: int) -> None:
+    # Where little was measured; and, after many old measurements, where nothing ever was.
+    cost, fresh = SwitchCost(table() * rounds), SwitchCost()
     draw = random.Random(5)
-    before, far = cost(64, 16), cost(4096, 128)
+    before = cost(lag, batch)
     for _ in range(300):
-        lag, batch = draw.randint(8, 500), draw.randint(1, 64)
-        cost.observe(lag, batch, 3.0 * bent(lag, batch))
-    assert cost(64, 16) == pytest.approx(3.0 * before, rel=0.15)
-    assert cost(4096, 128) > 2.0 * far  # never measured, neither then nor now
+        measured = draw.randint(8, 500), draw.randint(1, 64)
+        for one in (cost, fresh):
+            one.observe(*measured, 3.0 * bent(*measured))
+    assert cost(lag, batch) > 2.0 * before
+    assert cost(lag, batch) == pytest.approx(fresh(lag, batch), rel=0.15)
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf")])

@@ -1,0 +1,150 @@
+"""What would another policy have done? Replays a server's journal under it.
+
+The journal gives the states the server met and what its steps cost. From its steps the same
+estimators the planner uses (`StepTime`, `Acceptance`, `SwitchCost`) learn the server's costs and
+acceptance; then each policy meets the recorded states in order, and its steps take the time and
+commit the tokens the estimates say. Each step is charged the time the policy takes per token,
+times the tokens the server committed in it, so all policies do the same work. Batch sizes stay
+as recorded: a faster policy would have emptied the batch sooner, which is not modelled.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_nightjar.errors import UserError
+from sglang_nightjar.observe.journal import read_journal
+from sglang_nightjar.policy.acceptance import Acceptance
+from sglang_nightjar.policy.base import Observation, Residency, State, StepKind
+from sglang_nightjar.policy.registry import PolicyOptions, make_policy, parse_policy
+from sglang_nightjar.policy.step_time import StepTime
+from sglang_nightjar.policy.switch_cost import SwitchCost
+
+_LEAST_STEPS = 50  # a shorter journal says too little about costs
+_CHECKED = 3  # times the steps are learned, so that early ones are judged by what came later
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What one policy would have done.
+
+    Attributes:
+        seconds: for the recorded work. tokens: that work, as recorded.
+        gammas: steps at each gamma. switches: changes between off and on.
+    """
+
+    policy: str
+    seconds: float
+    tokens: float
+    gammas: list[int]
+    switches: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds
+
+
+class Recording:
+    """A journal, and what it says about the server it comes from."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `UserError` where the file is no journal or too short."""
+        try:
+            records = read_journal(path)
+        except (OSError, ValueError) as error:
+            raise UserError(f"--replay {path}: {error}; give a file written by --nightjar-journal") from None
+        self.states: list[State] = []
+        self.steps: list[Observation] = []
+        pending: State | None = None
+        for record in records:
+            if record.get("record") == "state":
+                pending = _build(State, record)
+            elif record.get("record") == "step" and record.get("batch_size", 0) > 0 and pending is not None:
+                self.states.append(pending)
+                self.steps.append(_build(Observation, record))
+        if len(self.steps) < _LEAST_STEPS:
+            raise UserError(f"--replay {path} has {len(self.steps)} decode steps; at least {_LEAST_STEPS} are needed")
+        self.max_gamma = max(max(step.gamma for step in self.steps), 1)
+        self.step_time = StepTime(self.max_gamma)
+        self.acceptance = Acceptance(self.max_gamma)
+        self.switch_cost = SwitchCost()
+        for _ in range(_CHECKED):
+            for step in self.steps:
+                self._learn(step)
+
+    def _learn(self, step: Observation) -> None:
+        if step.catchup_tokens and step.catchup_seconds > 0:
+            self.switch_cost.observe(step.catchup_tokens / step.batch_size, step.batch_size, step.catchup_seconds)
+        if step.gamma > 0 and step.drafted in (-1, step.batch_size):
+            self.acceptance.observe(step.gamma, step.committed)
+        if step.gamma == 0 or step.drafted in (-1, step.batch_size):
+            seconds = max(step.seconds - step.catchup_seconds, 1e-6)
+            self.step_time.observe(step.gamma, step.batch_size, step.kv_tokens, seconds)
+
+    def recorded(self) -> Replayed:
+        """What really happened."""
+        gammas = [step.gamma for step in self.steps]
+        seconds = sum(step.seconds for step in self.steps)
+        tokens = float(sum(step.tokens for step in self.steps))
+        return Replayed("(recorded)", seconds, tokens, _histogram(gammas, self.max_gamma), _switches(gammas))
+
+    def replay(self, name: str, seed: int = 0) -> Replayed:
+        """`name` in the recorded states."""
+        policy = make_policy(parse_policy(name, max_gamma=self.max_gamma), PolicyOptions(self.max_gamma, seed))
+        rng = random.Random(seed)
+        chances = self.acceptance.by_position
+        now_s = total_s = total_tokens = 0.0
+        lag, gammas = 0, []
+        for recorded, step in zip(self.states, self.steps, strict=True):
+            batch = step.batch_size
+            state = State(
+                now_s, batch, step.kv_tokens, step.free_slots, step.total_slots, recorded.queue_length,
+                recorded.queue_blocked, lag, Residency.RESIDENT,
+            )  # fmt: skip
+            gamma = policy.decide(state)
+            catchup_s = self.switch_cost(lag, batch) if gamma and lag else 0.0
+            seconds = self.step_time.predict(gamma, batch, step.kv_tokens) + catchup_s
+            committed = [0] * (gamma + 1)
+            for _ in range(batch):
+                accepted = 0
+                while accepted < gamma and rng.random() < chances[accepted]:
+                    accepted += 1
+                committed[accepted] += 1
+            seen = Observation(
+                StepKind.DECODE, batch, gamma, tuple(committed), seconds, kv_tokens=step.kv_tokens,
+                free_slots=step.free_slots, total_slots=step.total_slots, queue_length=step.queue_length,
+                catchup_tokens=lag * batch if gamma else 0, catchup_seconds=catchup_s,
+            )  # fmt: skip
+            policy.observe(seen)
+            lag = 0 if gamma else lag + 1
+            now_s += seconds
+            total_s += seconds * step.tokens / (batch * self.acceptance.expected_tokens(gamma))
+            total_tokens += step.tokens
+            gammas.append(gamma)
+        return Replayed(name, total_s, total_tokens, _histogram(gammas, self.max_gamma), _switches(gammas))
+
+
+def replay(path: Path, policies: Sequence[str], seed: int = 0) -> list[Replayed]:
+    """What was recorded, then each policy in its place."""
+    recording = Recording(path)
+    return [recording.recorded(), *(recording.replay(name, seed) for name in policies)]
+
+
+def _build(kind: Any, record: dict[str, Any]) -> Any:
+    fields = {name: value for name, value in record.items() if name in kind.__slots__}
+    if "committed" in fields:
+        fields["committed"] = tuple(fields["committed"])
+    try:
+        return kind(**fields)
+    except TypeError as error:
+        raise UserError(f"the journal is of another version: {error}") from None
+
+
+def _histogram(gammas: Sequence[int], most: int) -> list[int]:
+    return [gammas.count(gamma) for gamma in range(most + 1)]
+
+
+def _switches(gammas: Sequence[int]) -> int:
+    return sum((a > 0) != (b > 0) for a, b in zip(gammas, gammas[1:], strict=False))
