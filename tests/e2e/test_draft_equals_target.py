@@ -107,7 +107,7 @@ def test_slot_that_only_the_target_has_seen(setup: Setup) -> None:
 
     def build_on_such_a_slot(seed: int) -> list[Any]:
         rng = random.Random(seed)
-        prompt = random_tokens(rng, 15 - setup)
+        prompt = random_tokens(rng, 15 - setup.gamma)
         first = generate(setup, prompt, setup.gamma + 2)  # one token of the prefill, then exactly one chain
         prefix = prompt + first["output_ids"][:-1]  # one page, and its last slot is such a one
         longer = prefix + random_tokens(rng, 16)
