@@ -12,9 +12,10 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["sglang_nightjar", "sglang_nightjar.*"]) + list(NESTED),
     package_dir=NESTED,
+    package_data={"sglang_nightjar.simulate": ["scenarios/*.json"]},
     # torch, numba, numpy, msgspec, zmq and the rest come with, and at the versions of, this SGLang.
     install_requires=["sglang==0.5.23"],
-    extras_require={"dev": ["hypothesis", "mypy", "pytest", "pytest-timeout", "ruff"]},
+    extras_require={"dev": ["hypothesis", "mypy", "pytest", "pytest-timeout", "ruff"], "plot": ["matplotlib"]},
     entry_points={
         # Both do nothing in a process that was not started for Nightjar.
         "sglang.srt.plugins": ["nightjar = sglang_nightjar.plugin:load"],

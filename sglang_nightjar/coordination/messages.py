@@ -43,3 +43,59 @@ def is_directive(item: object) -> bool:
 def decode(item: bytes) -> Directive:
     """The directive; `msgspec.ValidationError` where the bytes are none."""
     return _DECODER.decode(item[len(_MAGIC) :])
+
+
+class Telemetry(msgspec.Struct, frozen=True, array_like=True, tag="telemetry"):
+    """A rank tells where it is. `digest`: of every directive so far, equal on all ranks at the same step."""
+
+    rank: int
+    epoch: int
+    step: int
+    digest: int
+
+
+class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
+    """Rank 0 asks whether a rank can make transition `kind`, which would begin epoch `epoch`."""
+
+    epoch: int
+    step: int
+    kind: str
+
+
+class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
+    """A rank can."""
+
+    rank: int
+    epoch: int
+    step: int
+
+
+class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
+    """A rank cannot, and says why."""
+
+    rank: int
+    epoch: int
+    step: int
+    reason: str
+
+
+class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
+    """The transition to `epoch` will not be made: forget what was prepared for it."""
+
+    epoch: int
+    step: int
+    reason: str
+
+
+Message = Telemetry | Prepare | Ready | Refuse | Abort
+_MESSAGES = msgspec.msgpack.Decoder(Message)
+
+
+def encode_message(message: Message) -> bytes:
+    """An asynchronous message as bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+def decode_message(data: bytes) -> Message:
+    """The message; `msgspec.DecodeError` (or its `ValidationError`) where the bytes are none of ours."""
+    return _MESSAGES.decode(data)

@@ -60,6 +60,24 @@ def ask_both(
     return list(zip(actual, expected, strict=True))
 
 
+ENGLISH = [
+    "Once upon a time, in a small village by the sea, there lived an old fisherman who",
+    "List the first ten prime numbers:",
+    "def fibonacci(n):\n    ",
+    "Water boils at 100 degrees Celsius. In Fahrenheit this is",
+    "Translate to French: Good morning, how are you today?\nFrench:",
+    "The three laws of thermodynamics, in order and in plain words, are as follows. First,",
+    "Dear Sir or Madam,\n\nI am writing to complain about the noise that",
+]
+
+
+def test_plain_text(pair: Pair) -> None:
+    """A real model and its twin as draft, cold and with a warm prefix cache."""
+    for _ in range(2):
+        both = ask_both(pair, ENGLISH, [{"max_new_tokens": 48}])
+        assert_drafts_were_accepted_and_rejected([mine for mine, _ in both])
+
+
 def assert_drafts_were_accepted_and_rejected(answers: Sequence[Any]) -> None:
     accepted, proposed = (
         sum(answer["meta_info"].get(f"spec_num_{kind}_drafts", 0) for answer in answers)

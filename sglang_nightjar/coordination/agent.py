@@ -1,0 +1,85 @@
+"""The side of every rank but 0: answers whether it can, forgets what is aborted, tells where it is."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from sglang_nightjar.coordination.messages import (
+    Abort,
+    Prepare,
+    Ready,
+    Refuse,
+    Telemetry,
+    decode_message,
+    encode_message,
+)
+from sglang_nightjar.coordination.transport import Transport
+
+
+class Agent:
+    """One rank's.
+
+    Attributes:
+        prepared: the transition this rank said it can make, until it is committed or aborted.
+        strange: messages that were none of rank 0's, or came too late.
+        unsent: answers that could not be queued.
+    """
+
+    def __init__(self, transport: Transport, rank: int, can: Callable[[Prepare], str | None]) -> None:
+        """`can`: prepares a transition and returns None, or the reason why it cannot be made."""
+        self._transport = transport
+        self._rank = rank
+        self._can = can
+        self._ended = 0  # the newest epoch that was aborted or committed
+        self._newest = 0  # the newest epoch asked for
+        self.prepared: Prepare | None = None
+        self.strange = 0
+        self.unsent = 0
+
+    def poll(self) -> None:
+        """Reads what has arrived and answers. Never waits."""
+        for data in self._transport.receive():
+            try:
+                message = decode_message(data)
+            except msgspec.DecodeError:
+                self.strange += 1
+                continue
+            match message:
+                case Prepare(epoch, _, _) if epoch <= self._ended or epoch < self._newest:
+                    self.strange += 1  # overtaken: answering it would drop what was prepared since
+                case Prepare():
+                    self._answer(message)
+                case Abort(epoch, _, _):
+                    self._end(epoch)
+                case _:
+                    self.strange += 1
+
+    def _answer(self, asked: Prepare) -> None:
+        """Prepares once; a repeated question gets the same answer."""
+        self._newest = asked.epoch
+        if self.prepared is None or self.prepared.epoch != asked.epoch:
+            reason = self._can(asked)
+            if reason is not None:
+                self._send(Refuse(self._rank, asked.epoch, asked.step, reason))
+                return
+            self.prepared = asked
+        self._send(Ready(self._rank, asked.epoch, asked.step))
+
+    def commit(self, epoch: int) -> Prepare | None:
+        """A directive began `epoch`: what this rank had prepared for it, or None where it had not."""
+        prepared = self.prepared if self.prepared is not None and self.prepared.epoch == epoch else None
+        self._end(epoch)
+        return prepared
+
+    def tell(self, epoch: int, step: int, digest: int) -> None:
+        """Sends where this rank is."""
+        self._send(Telemetry(self._rank, epoch, step, digest))
+
+    def _end(self, epoch: int) -> None:
+        self._ended = max(self._ended, epoch)
+        if self.prepared is not None and self.prepared.epoch <= epoch:
+            self.prepared = None
+
+    def _send(self, message: Ready | Refuse | Telemetry) -> None:
+        if not self._transport.send(0, encode_message(message)):
+            self.unsent += 1
