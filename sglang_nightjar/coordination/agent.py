@@ -32,6 +32,7 @@ class Agent:
         self._can = can
         self._ended = 0  # the newest epoch that was aborted or committed
         self._newest = 0  # the newest epoch asked for
+        self._reason: str | None = None  # why it was refused, if it was
         self.prepared: Prepare | None = None
         self.strange = 0
         self.unsent = 0
@@ -55,15 +56,15 @@ class Agent:
                     self.strange += 1
 
     def _answer(self, asked: Prepare) -> None:
-        """Prepares once; a repeated question gets the same answer."""
-        self._newest = asked.epoch
-        if self.prepared is None or self.prepared.epoch != asked.epoch:
-            reason = self._can(asked)
-            if reason is not None:
-                self._send(Refuse(self._rank, asked.epoch, asked.step, reason))
-                return
-            self.prepared = asked
-        self._send(Ready(self._rank, asked.epoch, asked.step))
+        """Decides once per epoch; a repeated question gets the same answer."""
+        if asked.epoch != self._newest:
+            self._newest = asked.epoch
+            self._reason = self._can(asked)
+            self.prepared = asked if self._reason is None else None
+        if self._reason is None:
+            self._send(Ready(self._rank, asked.epoch, asked.step))
+        else:
+            self._send(Refuse(self._rank, asked.epoch, asked.step, self._reason))
 
     def commit(self, epoch: int) -> Prepare | None:
         """A directive began `epoch`: what this rank had prepared for it, or None where it had not."""
