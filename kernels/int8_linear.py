@@ -98,6 +98,34 @@ def dequantize(qw: QuantizedWeight) -> torch.Tensor:
     return (groups * qw.scale.unsqueeze(2)).flatten(1)
 
 
+class Int8Linear:
+    """`int8_linear` for one fixed weight, which is checked once: a decode step calls it 120 times.
+
+    Args:
+        q, scale: as in `QuantizedWeight`, contiguous.
+    """
+
+    def __init__(self, q: torch.Tensor, scale: torch.Tensor) -> None:
+        _check_weight(q, scale)
+        self.out_features, self.in_features = q.shape
+        self._q, self._scale = q.numpy(), scale.numpy()
+        self._panel = max(2, PANEL_ELEMENTS // self.in_features // 2 * 2)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """float32 [..., K] to float32 [..., N]."""
+        _check_input(x, bias, self.out_features, self.in_features)
+        flat = x.dim() == 2  # no views then: each costs as much as a small product
+        rows = (x if flat else x.reshape(-1, self.in_features)).contiguous()
+        out = torch.empty((rows.shape[0], self.out_features), dtype=torch.float32)
+        if rows.shape[0] == 1:
+            _one_row(rows.numpy(), self._q, self._scale, out.numpy(), get_num_threads())
+        elif rows.shape[0] > 1:
+            _many_rows(rows.numpy(), self._q, self._scale, out.numpy(), self._panel, STRIP, get_num_threads())
+        if bias is not None:
+            out += bias
+        return out if flat else out.view(*x.shape[:-1], self.out_features)
+
+
 def int8_linear(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
@@ -119,19 +147,7 @@ def int8_linear(
     Raises:
         ValueError: a shape or dtype does not fit; the message names the argument.
     """
-    _check(x, q, scale, bias)
-    n, k = q.shape
-    flat = x.dim() == 2  # no views then: each costs as much as a small product
-    rows = (x if flat else x.reshape(-1, k)).contiguous()
-    out = torch.empty((rows.shape[0], n), dtype=torch.float32)
-    if rows.shape[0] == 1:
-        _one_row(rows.numpy(), q.numpy(), scale.numpy(), out.numpy(), get_num_threads())
-    elif rows.shape[0] > 1:
-        panel = max(2, PANEL_ELEMENTS // k // 2 * 2)
-        _many_rows(rows.numpy(), q.numpy(), scale.numpy(), out.numpy(), panel, STRIP, get_num_threads())
-    if bias is not None:
-        out += bias
-    return out if flat else out.view(*x.shape[:-1], n)
+    return Int8Linear(q, scale)(x, bias)
 
 
 def int8_linear_reference(
@@ -142,7 +158,7 @@ def int8_linear_reference(
     return torch.nn.functional.linear(x.double(), weight, None if bias is None else bias.double()).float()
 
 
-def _check(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor | None) -> None:
+def _check_weight(q: torch.Tensor, scale: torch.Tensor) -> None:
     if q.dtype != torch.int8 or q.dim() != 2 or q.shape[1] == 0 or not q.is_contiguous():
         raise ValueError(f"q must be a contiguous int8 matrix, not {q.dtype} {list(q.shape)}")
     n, k = q.shape
@@ -150,6 +166,9 @@ def _check(x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, bias: torch.Te
         raise ValueError(f"scale must be contiguous float32 [{n}, groups], not {scale.dtype} {list(scale.shape)}")
     if scale.shape[1] == 0 or k % scale.shape[1]:
         raise ValueError(f"scale must have a number of groups that divides {k}, not {scale.shape[1]}")
+
+
+def _check_input(x: torch.Tensor, bias: torch.Tensor | None, n: int, k: int) -> None:
     if x.dtype != torch.float32 or x.dim() == 0 or x.shape[-1] != k:
         raise ValueError(f"x must be float32 [..., {k}], not {x.dtype} {list(x.shape)}")
     if bias is not None and (bias.dtype != torch.float32 or bias.shape != (n,)):

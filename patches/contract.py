@@ -22,6 +22,8 @@ from sglang_nightjar.patches.source_scan import Definition, module_definitions, 
 SGLANG_VERSION = "0.5.23"
 
 _CONTRACT = """
+kernels.fused_op
+    BaseFusedOp.register_oot_forward(op_cls, fn, platform_key)
 kernels.ops.sampling.murmur_hash
     murmur_hash32(seed, positions, col_indices)
 launch_server
@@ -49,6 +51,9 @@ srt.layers.attention.base_attn_backend
     AttentionBackend.support_triton()
     AttentionBackend.get_cuda_graph_seq_len_fill_value()
     AttentionBackend.update_verify_buffers_to_fill_after_draft(spec_info, cuda_graph_bs)
+srt.layers.layernorm
+    RMSNorm.forward_native(x, residual, post_residual_addition, quant_linear)
+    RMSNorm{hidden_size, variance_size_override, cast_x_before_out_mul, variance_epsilon}
 srt.layers.linear
     LinearBase{quant_method}
 srt.layers.logits_processor
@@ -78,6 +83,9 @@ srt.layers.radix_attention
     AttentionType{DECODER}
     RadixAttention{layer_id, tp_q_head_num, qk_head_dim, v_head_dim, scaling, sliding_window_size, logit_cap}
     RadixAttention{is_cross_attention, attn_type}
+srt.layers.rotary_embedding.base
+    RotaryEmbedding.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    RotaryEmbedding{head_size, is_neox_style}
 srt.layers.sampler
     Sampler
     Sampler.forward(logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, ...)
@@ -150,6 +158,7 @@ srt.platforms.interface
     PlatformCapabilities
     SRTPlatform
     SRTPlatform.get_default_attention_backend()
+    SRTPlatform.get_dispatch_key_name()
     SRTPlatform.get_default_speculative_draft_attention_backend(algorithm)
     SRTPlatform.get_kv_pool_cls(kind)
     SRTPlatform.get_quantization_config(quantization)

@@ -25,6 +25,8 @@ _pending: list[bytes] = []  # what rank 0 has decided and not yet broadcast
 def decide_first(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `ingest_requests`: rank 0 decides gamma for the batch it is about to decode."""
     own = controller.current()
+    if own is not None:
+        own.poll()
     if own is not None and own.planner is not None and not _pending:
         batches = decoding_batches(scheduler)
         size = sum(len(batch.reqs) for batch in batches)

@@ -7,12 +7,16 @@ The scheduler's hooks (`patches/lockstep.py`, `patches/outcome.py`) call it once
 
 import logging
 import time
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sglang_nightjar.config import NightjarConfig
+from sglang_nightjar.coordination.agent import Agent
+from sglang_nightjar.coordination.coordinator import Coordinator
 from sglang_nightjar.coordination.messages import Directive, decode, encode
+from sglang_nightjar.coordination.transport import ZmqTransport, endpoint_in, run_folder
 from sglang_nightjar.observe.journal import Journal
 from sglang_nightjar.policy.base import Observation, State
 from sglang_nightjar.policy.planner import Planner
@@ -21,6 +25,7 @@ from sglang_nightjar.policy.registry import FIRST_GAMMA, PolicyOptions, make_pol
 logger = logging.getLogger(__name__)
 
 _LOG_EVERY_S = 30.0  # switches are summed up, not logged one by one
+_TELL_EVERY = 64  # directives between two digests of them sent to rank 0
 _LEAST_CATCHUP = 64  # tokens: a budget below this would never get anywhere
 
 
@@ -66,6 +71,7 @@ class Controller:
         planner: None on every rank but 0.
         directive: in force since the last `apply`.
         worker: set by the speculative worker that carries directives out.
+        channel: the asynchronous side of several ranks: rank 0's coordinator, another rank's agent.
         clock: monotonic seconds.
     """
 
@@ -76,9 +82,11 @@ class Controller:
     journal: Journal | None = None
     clock: Callable[[], float] = time.monotonic
     worker: Any = None
+    channel: Coordinator | Agent | None = None
     directive: Directive = field(init=False)
     counters: Counters = field(init=False)
     _per_catchup_token_s: float = 1e-3  # until a catch-up has been timed
+    _digest: int = 0  # of every directive so far
     _decided_for: int = 0  # batch size of the last decision; 0 once a step has used it
     _logged_s: float = float("-inf")
     _logged: tuple[int, int] = (0, 0)
@@ -124,8 +132,19 @@ class Controller:
         if (directive.gamma > 0) != (self.directive.gamma > 0):
             self.counters.switches += 1
         self.directive = directive
+        self._digest = zlib.crc32(item, self._digest)
+        if directive.step % _TELL_EVERY == 0:
+            if isinstance(self.channel, Coordinator):
+                self.channel.note(directive.step, self._digest)
+            elif self.channel is not None:
+                self.channel.tell(directive.epoch, directive.step, self._digest)
         if self.journal is not None:
             self.journal.write("directive", directive_record(directive))
+
+    def poll(self) -> None:
+        """Every rank, every iteration: reads the asynchronous channel. Never waits."""
+        if self.channel is not None:
+            self.channel.poll()
 
     def finished(self, seen: Observation, facts: StepFacts | None) -> None:
         """Every rank: a step is over. `facts` is None for a prefill."""
@@ -149,6 +168,7 @@ class Controller:
     def report(self) -> dict[str, Any]:
         """For `/server_info`."""
         counters = self.counters
+        channel = asdict(self.channel.events) if isinstance(self.channel, Coordinator) else None
         return {
             "gamma": self.gamma,
             "directive": self.directive.step,
@@ -159,6 +179,7 @@ class Controller:
             "draft_forwards": self._draft_forwards(),
             "catchup_tokens": counters.catchup_tokens,
             "catchup_seconds": counters.catchup_seconds,
+            "channel": channel,
         }
 
     def _draft_forwards(self) -> int:
@@ -203,11 +224,12 @@ def current() -> Controller | None:
     return _current
 
 
-def start(config: NightjarConfig, *, rank: int, max_gamma: int) -> Controller:
+def start(config: NightjarConfig, *, rank: int, max_gamma: int, ranks: int = 1) -> Controller:
     """Makes the controller of this rank.
 
     Args:
         max_gamma: the largest gamma the server has buffers for, at most `config.max_gamma`.
+        ranks: of the server; several talk over ZMQ in the private folder the launcher has made.
     """
     global _current
     spec = config.policy_spec()
@@ -221,5 +243,13 @@ def start(config: NightjarConfig, *, rank: int, max_gamma: int) -> Controller:
         initial_gamma=spec.gamma if spec.fixed else min(FIRST_GAMMA, max_gamma),
         catchup_budget_s=config.catchup_budget_ms / 1e3,
         journal=Journal(config.journal_path, rank) if config.journal else None,
+        channel=_open_channel(rank, ranks) if ranks > 1 else None,
     )
     return _current
+
+
+def _open_channel(rank: int, ranks: int) -> Coordinator | Agent:
+    transport = ZmqTransport(endpoint_in(run_folder()), rank)
+    if rank == 0:
+        return Coordinator(transport, ranks, time.monotonic)
+    return Agent(transport, rank, lambda asked: f"{asked.kind} is not known here")

@@ -5,16 +5,36 @@ doubled. By default a unix socket in a private folder (mode 0700). Several hosts
 only with CURVE keys: an open ZMQ port is a way in.
 """
 
+import atexit
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
 from sglang_nightjar.errors import UserError
 
 _QUEUED = 1000  # messages kept for a peer that does not read; later ones are dropped and counted
+
+
+_RUN_FOLDER = "SGLANG_NIGHTJAR_RUN"  # environment: where the ranks of this server meet
+
+
+def make_run_folder() -> None:
+    """The launcher's part: a private folder for this server, named to its children, removed at exit."""
+    if _RUN_FOLDER not in os.environ:
+        folder = tempfile.mkdtemp(prefix="nightjar-")  # mode 0700
+        os.environ[_RUN_FOLDER] = folder
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+
+
+def run_folder() -> Path:
+    """The folder of the server this process belongs to."""
+    assert _RUN_FOLDER in os.environ, "the launcher names the folder before it starts ranks"
+    return Path(os.environ[_RUN_FOLDER])
 
 
 class Transport(Protocol):
@@ -55,7 +75,7 @@ class ZmqTransport:
         if not endpoint.startswith(("ipc://", "inproc://")) and keys is None:
             raise UserError(f"{endpoint} can be reached by others; give CURVE keys, or use a private folder")
         self._rank = rank
-        self._socket = zmq.Context.instance().socket(zmq.ROUTER if rank == 0 else zmq.DEALER)
+        self._socket: Any = zmq.Context.instance().socket(zmq.ROUTER if rank == 0 else zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.SNDHWM, _QUEUED)
         self._socket.setsockopt(zmq.RCVHWM, _QUEUED)

@@ -14,8 +14,8 @@ from sglang_nightjar.platform.names import ATTENTION_BACKEND, PLATFORM
 class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
     """Real float32 serving on CPU: numba attention, prepacked linears, chain speculation.
 
-    Being out of tree makes SGLang dispatch every fused operation to its plain torch
-    form, so nothing of its own CPU engine (AMX kernels) is needed.
+    Being out of tree makes SGLang dispatch every fused operation to ours where there is one
+    (`fused_ops.py`), else to its plain torch form, so nothing of its own CPU engine is needed.
     """
 
     _enum = PlatformEnum.OOT
@@ -62,6 +62,11 @@ class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
         return QUANTIZATION_METHODS.get(quantization)
 
+    def get_dispatch_key_name(self) -> str:
+        from sglang_nightjar.platform.fused_ops import DISPATCH_KEY
+
+        return DISPATCH_KEY
+
     def get_torch_profiler_activity_str(self) -> str:
         return "CPU"
 
@@ -73,6 +78,9 @@ class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_nightjar.platform.threads import apply_thread_limits
 
         apply_thread_limits()
+        from sglang_nightjar.platform.fused_ops import register_fused_ops
+
+        register_fused_ops()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         from sglang_nightjar.platform.linear import prepack_linears

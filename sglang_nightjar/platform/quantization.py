@@ -13,7 +13,7 @@ from sglang.srt.layers.quantization.base_config import QuantizationConfig
 from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod, UnquantizedLinearMethod
 from sglang.srt.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
-from sglang_nightjar.kernels.int8_linear import int8_linear, quantize_weight
+from sglang_nightjar.kernels.int8_linear import Int8Linear, quantize_weight
 from sglang_nightjar.platform.names import QUANTIZATION
 
 # At 4 bits and below one scale per output channel loses too much; scale groups of inputs instead.
@@ -68,6 +68,7 @@ class _WeightOnly:
             group = 0
         quantized = quantize_weight(weight, self.bits, group)
         layer.q, layer.scale = quantized.q, quantized.scale
+        layer.int8 = Int8Linear(quantized.q, quantized.scale)
         layer.weight_shape = weight.shape
         layer.weight.data = weight.new_empty(0)  # the float copy is not used again
 
@@ -75,7 +76,7 @@ class _WeightOnly:
         layer.weight.data = torch.empty(layer.weight_shape, dtype=torch.float32)
 
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return int8_linear(x, layer.q, layer.scale, bias)
+        return layer.int8(x, bias)
 
 
 class WeightOnlyLinearMethod(_WeightOnly, UnquantizedLinearMethod):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from sglang_nightjar.config import NightjarConfig, hand_to_children
+from sglang_nightjar.coordination.transport import make_run_folder
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.patches.contract import check_contract
 from sglang_nightjar.platform.names import PLATFORM
@@ -38,6 +39,8 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
     else:
         _check_gpu()
     hand_to_children(config)
+    if ranks > 1:
+        make_run_folder()
 
     from sglang.srt.plugins import load_plugins
 

@@ -49,6 +49,8 @@ def test_all_ranks_carry_out_the_same_directives(switched: list[dict[str, Any]],
     second = read_journal(servers.journal.with_name("journal.rank1"))
     assert len(first) > SWITCHES and first == second
     assert {record["gamma"] for record in first} == set(range(6))
+    channel = nightjar(servers.switching)["channel"]
+    assert channel["received"] >= len(first) // 64 - 1 and channel["disagreements"] == 0, channel
 
 
 def test_no_draft_forward_while_gamma_is_0(switched: list[dict[str, Any]]) -> None:
