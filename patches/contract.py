@@ -110,7 +110,7 @@ srt.managers.scheduler_components.internal_state
 srt.managers.scheduler_components.request_receiver
     SchedulerRequestReceiver._broadcast_reqs_across_ranks(recv_reqs, local_reqs)
 srt.managers.tokenizer_manager
-    TokenizerManager{model_config}
+    TokenizerManager{model_config, server_args}
     TokenizerManager._validate_one_request(obj, input_ids)
 srt.managers.tokenizer_control_mixin
     TokenizerControlMixin.start_expert_distribution_record()

@@ -3,9 +3,10 @@
 Upstream lets pass some that end the scheduler on a CPU, and with it the server: a prompt of no
 tokens (an empty text, where the tokenizer adds none), token ids the model has no row for, more
 top logprobs than there are tokens, embeddings in place of tokens (upstream makes them half
-precision), and control requests that reach for a GPU.
+precision), min_p where sampling is deterministic, and control requests that reach for a GPU.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -37,7 +38,11 @@ def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     for name in _EMBEDDINGS:
         if getattr(obj, name, None) is not None:
             raise ValueError(f"{name} is not supported here; send text or input_ids.")
-    check_options((obj.sampling_params or {}).get("custom_params"))
+    params = obj.sampling_params or {}
+    check_options(params.get("custom_params"))
+    if params.get("min_p") and manager.server_args.enable_deterministic_inference:
+        raise ValueError("min_p is not supported with --enable-deterministic-inference.")
+    _check_patterns(params.get("stop_regex"))
     vocabulary = manager.model_config.vocab_size
     if (getattr(obj, "top_logprobs_num", None) or 0) > vocabulary:
         raise ValueError(f"top_logprobs_num is {obj.top_logprobs_num}; the vocabulary has {vocabulary} tokens.")
@@ -48,6 +53,15 @@ def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     strange = next((token for token in input_ids if not 0 <= token < vocabulary), None)
     if strange is not None:
         raise ValueError(f"Token id {strange} is not in the vocabulary; ids are 0 to {vocabulary - 1}.")
+
+
+def _check_patterns(patterns: Any) -> None:
+    """Stop conditions given as regular expressions must be ones; upstream finds out after the answer has begun."""
+    for pattern in [patterns] if isinstance(patterns, str) else patterns or ():
+        try:
+            re.compile(pattern)
+        except (re.error, TypeError) as error:
+            raise ValueError(f"stop_regex {pattern!r} is not a regular expression: {error}.") from None
 
 
 def refuse_control(name: str) -> Callable[..., NoReturn]:

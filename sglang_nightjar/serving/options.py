@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.policy.registry import FIRST_GAMMA
 from sglang_nightjar.serving.support import flag
 
 # SGLang's names for "what runs on a CPU without its own CPU engine".
@@ -102,8 +103,13 @@ def _gamma(config: NightjarConfig, options: Mapping[str, Any]) -> int:
             "raise --nightjar-max-gamma, or give --nightjar-policy off for no speculation"
         )
     spec = config.policy_spec()
+    on_cpu = config.resolved_platform() == "cpu"
     if not config.policy and steps is not None:
         return int(steps)
+    if not config.policy and not on_cpu:
+        return min(FIRST_GAMMA, config.max_gamma)  # a fixed gamma, until our worker runs there
+    if not spec.fixed and not on_cpu:
+        raise UserError(f"--nightjar-policy {config.policy} runs on a CPU only so far; give static:N or off")
     gamma = spec.gamma
     if steps is not None and steps != gamma:
         raise UserError(

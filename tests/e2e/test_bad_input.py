@@ -92,6 +92,8 @@ CHAT = [{"role": "user", "content": "hi"}]
         ("/generate", {"text": TEXT, "sampling_params": {"top_p": 2}}, "top_p"),
         ("/generate", {"text": TEXT, "sampling_params": {"gamma": 2}}, "unknown field"),
         ("/generate", {"text": TEXT, "sampling_params": {"regex": "(("}}, "regex"),
+        ("/generate", {"text": TEXT, "sampling_params": {"stop_regex": "(("}}, "stop_regex"),
+        ("/generate", {"text": TEXT, "sampling_params": {"custom_params": {"nightjar": 5}}}, "nightjar must be"),
         ("/generate", {"text": TEXT, "sampling_params": {"json_schema": "{"}}, "json"),
         ("/generate", {"text": TEXT, "sampling_params": {"logit_bias": {"999": 5}}}, "logit_bias"),
         ("/generate", {"text": TEXT, "sampling_params": {"beam_width": 3}}, "Beam search"),

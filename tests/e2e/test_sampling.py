@@ -159,7 +159,7 @@ def test_greedy_and_random_requests_in_one_batch(pair: Pair) -> None:
     assert_same_distribution(draw)
 
 
-# SGLang has no seeded min-p: its sampler asserts that no request asks for it.
+# SGLang has no seeded min-p: its sampler asserts that no request asks for it, so it is refused.
 SEEDED_SETTINGS = {"temperature 1": {}} | {
     name: params for name, (params, _) in SETTINGS.items() if "min_p" not in params
 }
@@ -188,3 +188,9 @@ def test_openai_seed(seeded_pair: Pair) -> None:
         for server in (*seeded_pair, seeded_pair.speculating)
     ]
     assert len(set(texts[:3])) == len(set(texts[3:])) == 1 and texts[0] != texts[3]
+
+
+def test_seeded_min_p_is_refused(seeded_pair: Pair) -> None:
+    for server in seeded_pair:
+        assert server.status_of("/generate", {"input_ids": PROMPT, "sampling_params": {"min_p": 0.1}}) == 400
+        assert len(server.generate(PROMPT, max_new_tokens=3)["output_ids"]) == 3

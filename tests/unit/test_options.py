@@ -91,6 +91,13 @@ def test_a_model_with_a_draft_speculates() -> None:
     assert complete_options(on_cpu(policy="static:2"), agreeing)["speculative_num_steps"] == 2
 
 
+def test_a_gpu_gets_a_fixed_gamma_for_now() -> None:
+    given = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
+    assert complete_options(NightjarConfig(platform="cuda"), given)["speculative_num_steps"] == 3
+    message = complaint(complete_options, NightjarConfig(platform="cuda", policy="nightjar"), given)
+    assert "nightjar runs on a CPU only so far; give static:N or off" in message
+
+
 def test_what_the_user_gave_is_kept() -> None:
     given = {"model_path": "/model", "chunked_prefill_size": 512, "max_running_requests": 7, "dtype": "float"}
     options = complete_options(on_cpu(), given)
