@@ -81,11 +81,12 @@ class ZmqTransport:
         self._socket.setsockopt(zmq.RCVHWM, _QUEUED)
         if keys is not None:
             public, secret = keys.server if rank == 0 else keys.client
-            self._socket.curve_publickey, self._socket.curve_secretkey = public, secret
+            self._socket.setsockopt(zmq.CURVE_PUBLICKEY, public)
+            self._socket.setsockopt(zmq.CURVE_SECRETKEY, secret)
             if rank == 0:
-                self._socket.curve_server = True
+                self._socket.setsockopt(zmq.CURVE_SERVER, 1)
             else:
-                self._socket.curve_serverkey = keys.server[0]
+                self._socket.setsockopt(zmq.CURVE_SERVERKEY, keys.server[0])
         if rank == 0:
             self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self._socket.bind(endpoint)
