@@ -85,7 +85,7 @@ srt.layers.radix_attention
     RadixAttention{is_cross_attention, attn_type}
 srt.layers.rotary_embedding.base
     RotaryEmbedding.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
-    RotaryEmbedding{head_size, is_neox_style}
+    RotaryEmbedding{head_size, rotary_dim, is_neox_style}
 srt.layers.sampler
     Sampler
     Sampler.forward(logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, ...)
@@ -146,6 +146,12 @@ srt.model_executor.forward_batch_info
 srt.model_executor.model_runner
     ModelRunner{attn_backend, model_config, req_to_token_pool, sampler, token_to_kv_pool}
     ModelRunner.forward(forward_batch, ...)
+srt.models.llama
+    LlamaAttention{qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling}
+    LlamaDecoderLayer{self_attn, mlp, input_layernorm, post_attention_layernorm}
+    LlamaForCausalLM{model, lm_head}
+    LlamaMLP{gate_up_proj, down_proj}
+    LlamaModel{embed_tokens, layers, norm}
 srt.platforms
     current_platform
 srt.platforms.cpu

@@ -11,6 +11,7 @@ a request drafts once it has been read to its end.
 """
 
 import copy
+import logging
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,10 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, Forw
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 
+from sglang_nightjar.platform.fused_llama import FusedLlama, why_not
 from sglang_nightjar.speculation.draft_state import DraftState
+
+logger = logging.getLogger(__name__)
 
 # A request that drafts every round is behind by its bonus token and, at most, the last draft.
 _ORDINARY_LAG = 2
@@ -51,10 +55,12 @@ class ChainDraftWorker(StandaloneDraftWorker):
     Attributes:
         state: which slots hold draft KV.
         forwards: draft forwards run so far.
+        fused: runs the draft in few calls, where its model allows it; None: SGLang's modules do.
     """
 
     state: DraftState
     forwards = 0
+    fused: FusedLlama | None = None
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         super().alloc_memory_pool(*args, **kwargs)
@@ -64,6 +70,10 @@ class ChainDraftWorker(StandaloneDraftWorker):
         # lacks, and read none the draft lacks.
         self._draft_vocab = self.draft_runner.model_config.vocab_size
         self._common_vocab = min(self._draft_vocab, self.target_worker.model_runner.model_config.vocab_size)
+        reason = why_not(self.draft_runner)
+        if reason is None:
+            self.fused = FusedLlama(self.draft_runner)
+        logger.info("the draft runs %s", "fused" if reason is None else f"through SGLang's modules: {reason}")
 
     def init_attention_backend(self) -> None:
         """The draft runner's own backend serves every step; upstream's per-step backends are not built."""
@@ -206,6 +216,8 @@ class ChainDraftWorker(StandaloneDraftWorker):
     def _forward(self, batch: Any) -> torch.Tensor:
         """Runs the draft; returns its logits after each request's last token over the common vocabulary, [B, V]."""
         self.forwards += 1
+        if self.fused is not None:
+            return self._forward_fused(self.fused, batch)
         batch.seq_lens_cpu = batch.seq_lens
         batch.seq_lens_sum = int(batch.seq_lens.sum())
         batch.return_logprob = False
@@ -213,6 +225,18 @@ class ChainDraftWorker(StandaloneDraftWorker):
             batch, self.draft_runner, capture_hidden_mode=CaptureHiddenMode.NULL, return_hidden_states_before_norm=False
         )
         logits = self.draft_runner.forward(forward_batch).logits_output.next_token_logits
+        return logits[:, : self._common_vocab]
+
+    def _forward_fused(self, fused: FusedLlama, batch: Any) -> torch.Tensor:
+        rows = batch.req_pool_indices.to(torch.int64)
+        if batch.forward_mode.is_decode():
+            positions = batch.seq_lens - 1
+            query_start = torch.arange(len(rows) + 1)
+        else:
+            positions = batch.spec_info.positions
+            query_start = torch.zeros(len(rows) + 1, dtype=torch.int64)
+            query_start[1:] = batch.spec_info.select_index + 1
+        logits = fused(batch.input_ids, positions, batch.out_cache_loc, rows, query_start, batch.seq_lens)
         return logits[:, : self._common_vocab]
 
 

@@ -25,6 +25,9 @@ CHAT = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 QUESTIONS = [CHAT.format(text) for text in ("What is the capital of Italy?", "Say hello.", "Name two colours.")]
 
 
+KINDS = ("correct", "proposed")
+
+
 class Pair(NamedTuple):
     plain: Server
     speculating: Server
@@ -76,12 +79,13 @@ def test_plain_text(pair: Pair) -> None:
     for _ in range(2):
         both = ask_both(pair, ENGLISH, [{"max_new_tokens": 48}])
         assert_drafts_were_accepted_and_rejected([mine for mine, _ in both])
+    accepted, proposed = (sum(mine["meta_info"][f"spec_num_{kind}_drafts"] for mine, _ in both) for kind in KINDS)
+    assert accepted > 0.4 * proposed, f"the twin is to agree most of the time: {accepted} of {proposed}"
 
 
 def assert_drafts_were_accepted_and_rejected(answers: Sequence[Any]) -> None:
     accepted, proposed = (
-        sum(answer["meta_info"].get(f"spec_num_{kind}_drafts", 0) for answer in answers)
-        for kind in ("correct", "proposed")
+        sum(answer["meta_info"].get(f"spec_num_{kind}_drafts", 0) for answer in answers) for kind in KINDS
     )
     assert 0 < accepted < proposed, f"{accepted} of {proposed} drafts accepted"
 
