@@ -80,7 +80,8 @@ def test_plain_text(pair: Pair) -> None:
         both = ask_both(pair, ENGLISH, [{"max_new_tokens": 48}])
         assert_drafts_were_accepted_and_rejected([mine for mine, _ in both])
     accepted, proposed = (sum(mine["meta_info"][f"spec_num_{kind}_drafts"] for mine, _ in both) for kind in KINDS)
-    assert accepted > 0.4 * proposed, f"the twin is to agree most of the time: {accepted} of {proposed}"
+    # SGLang counts as proposed what the largest gamma would have; at 0.75 a token this is 0.27.
+    assert accepted > 0.15 * proposed, f"the twin is to agree most of the time: {accepted} of {proposed}"
 
 
 def assert_drafts_were_accepted_and_rejected(answers: Sequence[Any]) -> None:
