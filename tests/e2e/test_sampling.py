@@ -130,7 +130,8 @@ def test_temperature_one(pair: Pair) -> None:
         return tokens_of(batch), sample(pair.plain)
 
     assert_same_distribution(draw)
-    assert 0.1 < drafts[0] / drafts[1] < 0.9, f"the draft is to agree in part: {drafts[0]} of {drafts[1]}"
+    # SGLang counts as proposed what the largest gamma would have, and the answers end after three more tokens.
+    assert 0.02 < drafts[0] / drafts[1] < 0.9, f"the draft is to agree in part: {drafts[0]} of {drafts[1]}"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.25])
