@@ -10,6 +10,7 @@ from openai import OpenAI
 from serving import Server, serve
 from sglang.lang.api import function, gen, select
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
+from workload import nightjar
 
 MODEL = "SmolLM2-135M-Instruct"
 QUESTION = [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}]
@@ -143,7 +144,9 @@ def test_what_the_server_says_about_itself(server: Server, client: OpenAI) -> No
     assert [model.id for model in client.models.list()] == [MODEL]
     info = server.get("/server_info")
     assert info["speculative_algorithm"] == "STANDALONE"
-    assert info["speculative_num_steps"] == 3
+    assert info["speculative_num_steps"] == 5, "the most the default policy may choose"
+    own = nightjar(server)
+    assert sum(own["steps_by_gamma"]) > 0 and own["draft_forwards"] > 0, own
     assert info["speculative_draft_model_quantization"] == "nightjar_w8"
     assert (info["device"], info["dtype"]) == ("cpu", "float32")
     assert info["internal_states"][0]["avg_spec_accept_length"] > 1
