@@ -59,7 +59,12 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         self.adaptive_controller = None
         config = inherited_config()
         assert config is not None, "the worker runs in a process of a Nightjar server only"
-        self._controller = controller.start(config, rank=get_parallel().tp_rank, max_gamma=self.speculative_num_steps)
+        self._controller = controller.start(
+            config,
+            rank=get_parallel().tp_rank,
+            ranks=get_parallel().tp_size,
+            max_gamma=self.speculative_num_steps,
+        )
         self._controller.worker = self
 
     @property
