@@ -42,15 +42,21 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens generated per request")
     parser.add_argument("--parts", default="linear,servers", help="linear, servers, or both")
+    parser.add_argument("--gammas", type=numbers, default=GAMMAS, help="of the servers; 0 is what others are held to")
+    parser.add_argument("--concurrencies", type=numbers, default=CONCURRENCIES, help="requests in flight")
     options = parser.parse_args()
 
     result: dict[str, Any] = {"machine": machine()}
     if "linear" in options.parts:
         result["linear"] = bench_linears(options.repeats)
     if "servers" in options.parts:
-        result["servers"] = bench_servers(options.repeats, options.max_tokens)
+        result["servers"] = bench_servers(options)
     options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(report(result))
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(word) for word in text.split(","))
 
 
 def machine() -> dict[str, Any]:
@@ -110,22 +116,24 @@ def bench_linears(repeats: int) -> list[dict[str, float]]:
     return table
 
 
-def bench_servers(repeats: int, max_tokens: int) -> list[dict[str, Any]]:
+def bench_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Output tokens per second of the demo pair, by gamma and concurrency."""
     prompts = [f"<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n" for line in prompt_lines()]
-    command_lines = [("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", POOL_TOKENS) for gamma in GAMMAS]
-    progress("starting four servers")
+    command_lines = [
+        ("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", POOL_TOKENS) for gamma in options.gammas
+    ]
+    progress("starting the servers")
     with serve_all(command_lines) as servers:
-        arms = dict(zip(GAMMAS, servers, strict=True))
+        arms = dict(zip(options.gammas, servers, strict=True))
         for server in servers:
             load(server, prompts[:8], 8, 8)
         samples: dict[tuple[int, int], list[dict[str, float]]] = {}
-        for repeat in range(repeats):
-            for concurrency in CONCURRENCIES:
-                count = {1: 8, 8: 24, 32: 64}[concurrency]
+        for repeat in range(options.repeats):
+            for concurrency in options.concurrencies:
+                count = max(8, 2 * concurrency)
                 chosen = [prompts[(repeat * 7 + index) % len(prompts)] for index in range(count)]
                 for gamma, server in arms.items():
-                    sample = load(server, chosen, concurrency, max_tokens)
+                    sample = load(server, chosen, concurrency, options.max_tokens)
                     samples.setdefault((concurrency, gamma), []).append(sample)
                     progress(f"repeat {repeat + 1}, concurrency {concurrency}, gamma {gamma}: {sample}")
     table = []
@@ -201,7 +209,7 @@ def crossover(table: list[dict[str, Any]]) -> str:
         concurrency: max(
             (row for row in table if row["concurrency"] == concurrency), key=lambda row: row["tokens_per_s"]
         )
-        for concurrency in CONCURRENCIES
+        for concurrency in dict.fromkeys(row["concurrency"] for row in table)
     }
     return "Fastest gamma: " + ", ".join(f"{row['gamma']} at concurrency {c}" for c, row in best.items()) + "."
 
