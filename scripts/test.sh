@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Lint, types and tests, in the venv that scripts/venv.sh builds or reuses.
 #
-#   scripts/test.sh               everything (CI runs this; about 20 minutes on two cores)
+#   scripts/test.sh               everything (CI runs this; half an hour or more on two cores)
 #   scripts/test.sh tests/unit    any pytest arguments: only those tests, after lint and types
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
