@@ -11,9 +11,7 @@ Compare them within one run only.
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +22,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 # In place of this script's folder, where this file would shadow the standard library's `platform`.
 sys.path[0] = str(ROOT / "tests")
+sys.path.append(str(ROOT / "bench"))
+from machine import machine  # noqa: E402
 from serving import Server, serve_all  # noqa: E402
 
 GAMMAS = (0, 1, 3, 5)
@@ -57,21 +57,6 @@ def main() -> None:
 
 def numbers(text: str) -> tuple[int, ...]:
     return tuple(int(word) for word in text.split(","))
-
-
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    cpu = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cpu": cpu[0] if cpu else "unknown",
-        "cores": len(os.sched_getaffinity(0)),
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def bench_linears(repeats: int) -> list[dict[str, float]]:

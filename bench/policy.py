@@ -13,7 +13,6 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -24,7 +23,9 @@ ROOT = Path(__file__).resolve().parents[1]
 # In place of this script's folder, where `platform.py` would shadow the standard library's.
 sys.path[0] = str(ROOT / "tests")
 sys.path.insert(1, str(ROOT))
+sys.path.append(str(ROOT / "bench"))  # last: platform.py there would hide the standard library's
 from baseline_world import World  # noqa: E402
+from machine import machine  # noqa: E402
 
 from sglang_nightjar.policy.base import Observation, State  # noqa: E402
 from sglang_nightjar.policy.registry import PolicyOptions, make_policy, parse_policy  # noqa: E402
@@ -43,26 +44,12 @@ def main() -> None:
     options = parser.parse_args()
 
     rows = [bench(name, options.steps, options.max_gamma) for name in options.policies.split(",")]
-    result = {"machine": machine(), "steps": options.steps, "max_gamma": options.max_gamma, "policies": rows}
+    # Of other processes too: above the number of cores, figures are too high.
+    about = {**machine(), "load": os.getloadavg()[0]}
+    result = {"machine": about, "steps": options.steps, "max_gamma": options.max_gamma, "policies": rows}
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
     print(report(result))
-
-
-def machine() -> dict[str, Any]:
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    cpu = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cpu": cpu[0] if cpu else "unknown",
-        "cores": len(os.sched_getaffinity(0)),
-        "load": os.getloadavg()[0],  # of other processes too: above the number of cores, figures are too high
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
 
 
 def bench(name: str, steps: int, max_gamma: int) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def server_state(scheduler: Any, batches: list[Any], own: controller.Controller)
         now_s=own.clock(),
         batch_size=len(reqs),
         kv_tokens=sum(req.kv.kv_committed_len for req in reqs),
-        free_slots=scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size(),
+        free_slots=free_slots(scheduler),
         total_slots=scheduler.max_total_num_tokens,
         queue_length=waiting,
         queue_blocked=bool(
@@ -74,6 +74,12 @@ def server_state(scheduler: Any, batches: list[Any], own: controller.Controller)
         ),
         max_lag=max((own.worker.max_lag(batch) for batch in batches), default=0),
     )
+
+
+def free_slots(scheduler: Any) -> int:
+    """KV slots a new token could take: free ones, and cached ones that nobody holds."""
+    free: int = scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size()
+    return free
 
 
 def install() -> None:

@@ -7,7 +7,8 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar import controller
 from sglang_nightjar.patches.hooks import require_applied
-from sglang_nightjar.policy.base import Observation, StepKind
+from sglang_nightjar.patches.lockstep import free_slots
+from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, StepKind
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 
@@ -27,7 +28,7 @@ def report_outcome(original: Callable[..., Any], scheduler: Any, batch: Any, res
     now = own.clock()
     began = batch.launch_ts if batch.after_idle_gap or not _ended_s else _ended_s[0]
     _ended_s[:] = [now]
-    seconds = max(now - began, 1e-9)
+    seconds = max(now - began, LEAST_SECONDS)
     if not decode:
         seen = Observation(
             StepKind.PREFILL, 0, own.gamma, (), seconds, prefill_tokens=int(batch.extend_num_tokens or 0)
@@ -66,7 +67,7 @@ def _observation(
         cut_tokens=cut_tokens,
         drafted=facts.drafted,
         kv_tokens=sum(req.kv.kv_committed_len for req in reqs if req.kv is not None),
-        free_slots=scheduler.token_to_kv_pool_allocator.available_size() + scheduler.tree_cache.evictable_size(),
+        free_slots=free_slots(scheduler),
         total_slots=scheduler.max_total_num_tokens,
         queue_length=len(scheduler.waiting_queue),
         catchup_tokens=facts.catchup_tokens,

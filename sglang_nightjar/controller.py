@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import msgspec
+
 from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.coordination.agent import Agent
 from sglang_nightjar.coordination.coordinator import Coordinator
@@ -120,7 +122,7 @@ class Controller:
             decision.verify_budget,
         )
         if self.journal is not None:
-            self.journal.write("state", _record(state))
+            self.journal.write("state", state)
         return encode(directive)
 
     def apply(self, item: bytes) -> None:
@@ -139,7 +141,7 @@ class Controller:
             elif self.channel is not None:
                 self.channel.tell(directive.epoch, directive.step, self._digest)
         if self.journal is not None:
-            self.journal.write("directive", directive_record(directive))
+            self.journal.write("directive", msgspec.structs.asdict(directive))
 
     def poll(self) -> None:
         """Every rank, every iteration: reads the asynchronous channel. Never waits."""
@@ -162,7 +164,7 @@ class Controller:
         if self.planner is not None:
             self.planner.observe(seen)
             if self.journal is not None:
-                self.journal.write("step", {**_record(seen), "draft_forwards": self._draft_forwards()})
+                self.journal.write("step", {**msgspec.to_builtins(seen), "draft_forwards": self._draft_forwards()})
             self._log()
 
     def report(self) -> dict[str, Any]:
@@ -205,15 +207,6 @@ class Controller:
             )
             self._logged = state
         self._logged_s = now
-
-
-def directive_record(directive: Directive) -> dict[str, Any]:
-    """A directive with its field names, as the journal has it."""
-    return {name: getattr(directive, name) for name in Directive.__struct_fields__}
-
-
-def _record(value: Any) -> dict[str, Any]:
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 _current: Controller | None = None

@@ -19,6 +19,7 @@ from typing import Any
 
 from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
 from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, check_observation
+from sglang_nightjar.policy.random_state import load_random, save_random
 from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
@@ -273,9 +274,8 @@ class NightjarPolicy:
     # ---- replay -----------------------------------------------------------------------
 
     def snapshot(self) -> dict[str, Any]:
-        version, internal, gauss = self._random.getstate()
         return {
-            "random": [version, list(internal), gauss],
+            "random": save_random(self._random),
             "acceptance": self.acceptance.snapshot(),
             "step_time": self.step_time.snapshot(),
             "switch_cost": self.switch_cost.snapshot(),
@@ -287,8 +287,7 @@ class NightjarPolicy:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        version, internal, gauss = saved["random"]
-        self._random.setstate((version, tuple(internal), gauss))
+        load_random(self._random, saved["random"])
         self.acceptance.restore(saved["acceptance"])
         self.step_time.restore(saved["step_time"])
         self.switch_cost.restore(saved["switch_cost"])

@@ -17,6 +17,7 @@ import random
 from typing import Any
 
 from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
+from sglang_nightjar.policy.random_state import load_random, save_random
 from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
@@ -86,10 +87,9 @@ class PaperPolicy:
         return None
 
     def snapshot(self) -> dict[str, Any]:
-        version, internal, gauss = self._random.getstate()
         return {
             "previous": self._previous,
-            "random": [version, list(internal), gauss],
+            "random": save_random(self._random),
             "switch_cost": self._switch_cost.snapshot(),
             "contexts": [
                 [batch, c.schedule.snapshot(), c.arm, list(c.counts), list(c.goodput)]
@@ -98,8 +98,7 @@ class PaperPolicy:
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        version, internal, gauss = saved["random"]
-        self._random.setstate((version, tuple(internal), gauss))
+        load_random(self._random, saved["random"])
         self._previous = int(saved["previous"])
         self._switch_cost.restore(saved["switch_cost"])
         self._contexts = {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sglang_nightjar.policy.base import Observation, Residency, State, StepKind, check_observation
+from sglang_nightjar.policy.random_state import load_random, save_random
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +175,8 @@ class Exp3Spec:
         return None
 
     def snapshot(self) -> dict[str, Any]:
-        version, words, gauss = self._random.getstate()
         return {
-            "random": [version, list(words), gauss],
+            "random": save_random(self._random),
             "round": self._round,
             "losses": list(self._losses),
             "drawn": list(self._drawn),
@@ -186,8 +186,7 @@ class Exp3Spec:
     def restore(self, saved: dict[str, Any]) -> None:
         if len(saved["losses"]) != self.max_gamma + 1:
             raise ValueError(f"snapshot has {len(saved['losses'])} arms; this policy has {self.max_gamma + 1}")
-        version, words, gauss = saved["random"]
-        self._random.setstate((version, tuple(words), gauss))
+        load_random(self._random, saved["random"])
         self._round = int(saved["round"])
         self._losses = [float(loss) for loss in saved["losses"]]
         self._drawn = [float(probability) for probability in saved["drawn"]]

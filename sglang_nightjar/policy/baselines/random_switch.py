@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
+from sglang_nightjar.policy.random_state import load_random, save_random
 
 
 class RandomSwitch:
@@ -30,10 +31,8 @@ class RandomSwitch:
         return None
 
     def snapshot(self) -> dict[str, Any]:
-        version, internal, gauss = self._random.getstate()
-        return {"random": [version, list(internal), gauss], "gamma": self._gamma, "left": self._left}
+        return {"random": save_random(self._random), "gamma": self._gamma, "left": self._left}
 
     def restore(self, saved: dict[str, Any]) -> None:
-        version, internal, gauss = saved["random"]
-        self._random.setstate((version, tuple(internal), gauss))
+        load_random(self._random, saved["random"])
         self._gamma, self._left = int(saved["gamma"]), int(saved["left"])
