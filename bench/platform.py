@@ -3,8 +3,9 @@
     scripts/python bench/platform.py --json platform.json
 
 Part 1 times the linears of the demo model, plain against prepacked. Part 2 serves the
-demo pair without speculation and with gamma 1, 3 and 5, all at once (an idle server
-sleeps), and loads one after the other at each concurrency. Every arm is measured in every
+demo model without speculation (`off`) and the demo pair with gamma 1, 3 and 5, all at once (an
+idle server sleeps), and loads one after the other at each concurrency. `--arms off,away` compares a
+server that has evicted its draft, so that gamma is 0, with one that never had a draft. Every arm is measured in every
 repeat, so that drift of the machine hits all alike; figures are medians over the repeats.
 Compare them within one run only.
 """
@@ -26,9 +27,13 @@ sys.path.append(str(ROOT / "bench"))
 from machine import machine  # noqa: E402
 from serving import Server, serve_all  # noqa: E402
 
-GAMMAS = (0, 1, 3, 5)
+ARMS = "off,1,3,5"
 CONCURRENCIES = (1, 8, 32)
-POOL_TOKENS = 6144  # enough for 32 requests; four servers share the memory
+POOL = ("--max-total-tokens", 6144)  # enough for 32 requests; four servers share the memory
+ARM_WORDS: dict[str, tuple[str, ...]] = {
+    "off": ("--nightjar-policy", "off"),
+    "away": ("--nightjar-policy", "static:3", "--nightjar-elastic", "on"),
+}
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Outputs x inputs of one layer of SmolLM2-135M (30 of them), and of its head.
 LAYER_SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -42,7 +47,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens generated per request")
     parser.add_argument("--parts", default="linear,servers", help="linear, servers, or both")
-    parser.add_argument("--gammas", type=numbers, default=GAMMAS, help="of the servers; 0 is what others are held to")
+    parser.add_argument("--arms", default=ARMS, help="servers: off, away or a gamma; compared to the first")
     parser.add_argument("--concurrencies", type=numbers, default=CONCURRENCIES, help="requests in flight")
     options = parser.parse_args()
 
@@ -104,31 +109,32 @@ def bench_linears(repeats: int) -> list[dict[str, float]]:
 def bench_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Output tokens per second of the demo pair, by gamma and concurrency."""
     prompts = [f"<|im_start|>user\n{line}<|im_end|>\n<|im_start|>assistant\n" for line in prompt_lines()]
-    command_lines = [
-        ("--nightjar-policy", f"static:{gamma}", "--max-total-tokens", POOL_TOKENS) for gamma in options.gammas
-    ]
+    names = options.arms.split(",")
+    command_lines = [(*ARM_WORDS.get(name, ("--nightjar-policy", f"static:{name}")), *POOL) for name in names]
     progress("starting the servers")
     with serve_all(command_lines) as servers:
-        arms = dict(zip(options.gammas, servers, strict=True))
-        for server in servers:
+        arms = dict(zip(names, servers, strict=True))
+        for name, server in arms.items():
             load(server, prompts[:8], 8, 8)
-        samples: dict[tuple[int, int], list[dict[str, float]]] = {}
+            if name == "away":
+                server.post("/nightjar/evict", {})
+        samples: dict[tuple[int, str], list[dict[str, float]]] = {}
         for repeat in range(options.repeats):
             for concurrency in options.concurrencies:
                 count = max(8, 2 * concurrency)
                 chosen = [prompts[(repeat * 7 + index) % len(prompts)] for index in range(count)]
-                for gamma, server in arms.items():
+                for name, server in arms.items():
                     sample = load(server, chosen, concurrency, options.max_tokens)
-                    samples.setdefault((concurrency, gamma), []).append(sample)
-                    progress(f"repeat {repeat + 1}, concurrency {concurrency}, gamma {gamma}: {sample}")
+                    samples.setdefault((concurrency, name), []).append(sample)
+                    progress(f"repeat {repeat + 1}, concurrency {concurrency}, gamma {name}: {sample}")
     table = []
-    for (concurrency, gamma), taken in samples.items():
-        plain = [sample["tokens_per_s"] for sample in samples[concurrency, 0]]
+    for (concurrency, name), taken in samples.items():
+        plain = [sample["tokens_per_s"] for sample in samples[concurrency, names[0]]]
         own = [sample["tokens_per_s"] for sample in taken]
         table.append(
             {
                 "concurrency": concurrency,
-                "gamma": gamma,
+                "gamma": name,
                 "tokens_per_s": statistics.median(own),
                 "accept_length": statistics.median(sample["accept_length"] for sample in taken),
                 "speedup": statistics.median(a / b for a, b in zip(own, plain, strict=True)),
@@ -176,7 +182,7 @@ def report(result: dict[str, Any]) -> str:
         lines.append("")
     if "servers" in result:
         lines += [
-            "| concurrency | gamma | tokens/s | accept length | against gamma 0 |",
+            "| concurrency | gamma | tokens/s | accept length | against the first |",
             "| ---: | ---: | ---: | ---: | ---: |",
         ]
         lines += [

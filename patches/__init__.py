@@ -43,6 +43,17 @@ def verify_installed() -> None:
 
 def _worker_hooks() -> tuple[Any, ...]:
     """The modules whose hooks the processes that compute need."""
-    from sglang_nightjar.patches import finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots
+    from sglang_nightjar.patches import (
+        admin,
+        capacity,
+        elastic,
+        finish,
+        lockstep,
+        outcome,
+        reserve,
+        seeded_sampling,
+        server_info,
+        slots,
+    )
 
-    return finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots
+    return admin, capacity, elastic, finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots

@@ -38,8 +38,12 @@ srt.arg_groups.choices
     add_radix_supported_deterministic_attention_backend_choices
 srt.batch_invariant_ops.batch_invariant_ops
     enable_batch_invariant_mode(enable_bmm)
+srt.configs.model_config
+    ModelConfig.get_num_kv_heads(tensor_parallel_size, ...)
+    ModelConfig{num_hidden_layers, head_dim}
 srt.entrypoints.engine
     Engine{shutdown, generate}
+    _set_envs_and_config(server_args)
 srt.layers.attention.attention_registry
     register_attention_backend(name)
 srt.layers.attention.base_attn_backend
@@ -91,7 +95,10 @@ srt.layers.sampler
     Sampler.forward(logits_output, sampling_info, return_logprob, top_logprobs_nums, token_ids_logprobs, positions, ...)
 srt.layers.vocab_parallel_embedding
     VocabParallelEmbedding{quant_method}
+srt.managers.io_struct
+    SetInternalStateReq
 srt.managers.schedule_batch
+    ReqKvInfo{req_pool_idx, kv_allocated_len, kv_committed_len}
     Req{is_retracted, kv}
     Req{rid, origin_input_ids, output_ids, sampling_params, eos_token_ids, tokenizer}
     Req{finished, finished_len, grammar, to_finish}
@@ -103,14 +110,31 @@ srt.managers.schedule_batch
 srt.managers.scheduler
     Scheduler.ingest_requests(stop_at_pause)
     Scheduler.process_batch_result(batch, result)
-    Scheduler{running_batch, last_batch, waiting_queue, token_to_kv_pool_allocator, tree_cache}
-    Scheduler{max_total_num_tokens, max_running_requests}
+    Scheduler.emit_metrics_constants()
+    Scheduler.maybe_sleep_on_idle()
+    Scheduler{running_batch, last_batch, chunked_req, waiting_queue, token_to_kv_pool_allocator, tree_cache}
+    Scheduler{max_total_num_tokens, max_running_requests, tp_worker, metrics_reporter}
+    Scheduler{invariant_checker, pool_stats_observer, load_inquirer, kv_events_publisher}
 srt.managers.scheduler_components.internal_state
     SchedulerInternalStateController._add_speculative(state)
+    SchedulerInternalStateController._update_handlers()
+    UpdateRejected
+    _UpdateHandler(validate, apply)
+srt.managers.scheduler_components.invariant_checker
+    SchedulerInvariantChecker._check_full_pool(ps, uncached)
+    SchedulerInvariantChecker{max_total_num_tokens, token_to_kv_pool_allocator}
+srt.managers.scheduler_components.kv_events_publisher
+    SchedulerKvEventsPublisher{max_total_num_tokens}
+srt.managers.scheduler_components.load_inquirer
+    SchedulerLoadInquirer{max_total_num_tokens}
+srt.managers.scheduler_components.metrics_reporter
+    SchedulerMetricsReporter{recent_cache_hit_rate}
+srt.managers.scheduler_components.pool_stats_observer
+    SchedulerPoolStatsObserver{max_total_num_tokens}
 srt.managers.scheduler_components.request_receiver
     SchedulerRequestReceiver._broadcast_reqs_across_ranks(recv_reqs, local_reqs)
 srt.managers.tokenizer_manager
-    TokenizerManager{model_config, server_args}
+    TokenizerManager{model_config, server_args, update_weights_from_disk}
     TokenizerManager._validate_one_request(obj, input_ids)
 srt.managers.tokenizer_control_mixin
     TokenizerControlMixin.start_expert_distribution_record()
@@ -118,6 +142,9 @@ srt.managers.tokenizer_control_mixin
     TokenizerControlMixin.dump_expert_distribution_record()
     TokenizerControlMixin.release_memory_occupation(obj, request)
     TokenizerControlMixin.resume_memory_occupation(obj, request)
+    TokenizerControlMixin.set_internal_state(obj)
+    TokenizerControlMixin{check_weights, update_weights_from_distributed, update_weights_from_ipc}
+    TokenizerControlMixin{update_weights_from_tensor}
 srt.managers.utils
     GenerationBatchResult{logits_output, next_token_ids, can_run_cuda_graph, speculative_num_draft_tokens}
     GenerationBatchResult{next_draft_input, accept_lens, accept_index, new_seq_lens}
@@ -126,10 +153,32 @@ srt.mem_cache.allocation
     get_last_loc(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
 srt.mem_cache.allocation_sizing
     get_alloc_reserve_per_decode()
+srt.mem_cache.allocator.base
+    BaseTokenToKVPoolAllocator{available_size, get_all_free_pages, free_group, free_pages}
+srt.mem_cache.allocator.paged
+    PagedTokenToKVPoolAllocator(size, page_size, dtype, device, kvcache, need_sort)
+    PagedTokenToKVPoolAllocator.alloc(need_size)
+    PagedTokenToKVPoolAllocator.alloc_decode(seq_lens, seq_lens_cpu, last_loc)
+    PagedTokenToKVPoolAllocator.clear()
+    PagedTokenToKVPoolAllocator{staged_pages, num_staged_pages, free_page_ids}
+srt.mem_cache.allocator.token
+    TokenToKVPoolAllocator(size, dtype, device, kvcache, need_sort)
+    TokenToKVPoolAllocator.alloc(need_size)
+    TokenToKVPoolAllocator.clear()
+    TokenToKVPoolAllocator{release_pages, free_page_ids}
+srt.mem_cache.base_prefix_cache
+    EvictParams{num_tokens}
+    EvictResult{num_tokens_evicted}
+srt.mem_cache.kv_cache_configurator
+    KVCacheConfigurator._build_token_to_kv_pool_allocator
 srt.mem_cache.memory_pool
     KVWriteLoc
-    KVCache{size, page_size}
+    KVCache{size, page_size, layer_num, store_dtype}
     MHATokenToKVPool{k_buffer, v_buffer}
+    MHATokenToKVPool._build_kv_buffer_descs()
+    MHATokenToKVPool._create_buffers_normal()
+    MHATokenToKVPool._kv_buffer_shapes()
+    MHATokenToKVPool.get_kv_size_bytes()
     MHATokenToKVPool._init_kv_copy_and_warmup()
     MHATokenToKVPool._move_kv_cache_impl(tgt_loc, src_loc)
     MHATokenToKVPool.get_key_buffer(layer_id)
@@ -137,6 +186,27 @@ srt.mem_cache.memory_pool
     MHATokenToKVPool.set_kv_buffer(layer, loc_info, cache_k, cache_v, ...)
     ReqToTokenPool{req_to_token}
     move_kv_cache_native(k_buffer, v_buffer, tgt_loc, src_loc)
+srt.mem_cache.rust_tree_core.adapter
+    RustUnifiedTreeCore.begin_insert(params)
+    RustUnifiedTreeCore.collect_path_info(end_node_ids)
+    RustUnifiedTreeCore.get_component_device_value(node_id, component_type)
+    RustUnifiedTreeCore.reset()
+    RustUnifiedTreeCore.match_prefix(params)
+    RustUnifiedTreeCore.resume_insert()
+    RustUnifiedTreeCore.total_size()
+    RustUnifiedTreeCore.walk_for_kv_canary(unlocked_only, swa_resident_only)
+srt.mem_cache.unified_cache.component_type
+    ComponentType{FULL}
+srt.mem_cache.unified_cache.tree_core_registry
+    register_tree_core_backend(name, factory)
+    resolve_tree_core_backend(name, params)
+srt.mem_cache.unified_cache.unified_tree_core_interface
+    InsertStepResult{result}
+    TreePathNodeInfo{node_id, parent_id, full_value_len, num_children}
+srt.mem_cache.unified_radix_cache
+    UnifiedRadixCache.evict(params)
+    UnifiedRadixCache._evict_device_leaf(node_id, tracker)
+    UnifiedRadixCache{tree_core, tree_components}
 srt.model_executor.forward_batch_info
     CaptureHiddenMode{NULL}
     ForwardBatch{batch_size, extend_seq_lens, forward_mode, input_ids, out_cache_loc, positions, req_pool_indices}
@@ -144,7 +214,7 @@ srt.model_executor.forward_batch_info
     ForwardBatch.init_new(batch, model_runner, capture_hidden_mode, return_hidden_states_before_norm, ...)
     ForwardMode{DECODE, DRAFT_EXTEND_V2, EXTEND, is_decode, is_extend, is_idle, is_target_verify}
 srt.model_executor.model_runner
-    ModelRunner{attn_backend, model_config, req_to_token_pool, sampler, token_to_kv_pool}
+    ModelRunner{max_total_num_tokens, attn_backend, model_config, req_to_token_pool, sampler, token_to_kv_pool}
     ModelRunner.forward(forward_batch, ...)
 srt.models.llama
     LlamaAttention{qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling}
@@ -167,6 +237,7 @@ srt.platforms.interface
     SRTPlatform.get_dispatch_key_name()
     SRTPlatform.get_default_speculative_draft_attention_backend(algorithm)
     SRTPlatform.get_kv_pool_cls(kind)
+    SRTPlatform.get_paged_allocator_cls()
     SRTPlatform.get_quantization_config(quantization)
     SRTPlatform.get_speculative_cache_locs_fn()
     SRTPlatform.get_speculative_worker_cls(algorithm)
@@ -221,6 +292,9 @@ srt.speculative.standalone_worker_v2
 srt.speculative.eagle_worker_v2
     EAGLEWorkerV2.forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
     EagleDraftWorker.init_attention_backend()
+srt.utils.auth
+    AuthLevel{ADMIN_OPTIONAL}
+    auth_level(level)
 srt.utils.common
     kill_process_tree
 srt.utils.hf_transformers.common

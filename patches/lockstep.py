@@ -20,18 +20,24 @@ BROADCAST = (
 )
 
 _pending: list[bytes] = []  # what rank 0 has decided and not yet broadcast
+_scheduler: list[Any] = []  # of this process
+
+
+def scheduler_of_rank() -> Any:
+    """The scheduler of this process, once it has begun to serve."""
+    return _scheduler[0]
 
 
 def decide_first(original: Callable[..., Any], scheduler: Any, *args: Any, **kwargs: Any) -> Any:
     """Around `ingest_requests`: rank 0 decides gamma for the batch it is about to decode."""
     own = controller.current()
     if own is not None:
-        own.poll()
-    if own is not None and own.planner is not None and not _pending:
+        _scheduler[:] = [scheduler]
         batches = decoding_batches(scheduler)
         size = sum(len(batch.reqs) for batch in batches)
-        if own.wants_decision(size):
-            _pending.append(own.propose(server_state(scheduler, batches, own)))
+        own.poll(idle=size == 0 and not scheduler.waiting_queue and scheduler.chunked_req is None)
+        if not _pending and own.wants_decision(size):
+            _pending.append(own.propose(server_state(scheduler, batches, own) if size else None))
     return original(scheduler, *args, **kwargs)
 
 
@@ -73,6 +79,7 @@ def server_state(scheduler: Any, batches: list[Any], own: controller.Controller)
             waiting and scheduler.running_batch.batch_is_full and len(reqs) < scheduler.max_running_requests
         ),
         max_lag=max((own.worker.max_lag(batch) for batch in batches), default=0),
+        residency=own.residency,
     )
 
 

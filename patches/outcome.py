@@ -70,6 +70,7 @@ def _observation(
         free_slots=free_slots(scheduler),
         total_slots=scheduler.max_total_num_tokens,
         queue_length=len(scheduler.waiting_queue),
+        residency=own.residency,
         catchup_tokens=facts.catchup_tokens,
         catchup_seconds=min(facts.catchup_seconds, seconds),
     )

@@ -26,6 +26,15 @@ _GPU_ONLY = (
     "stop_expert_distribution_record",
 )
 
+# They would change the draft's weights behind its mirror's back, or while it is away.
+_FIXED_WEIGHTS = (
+    "check_weights",
+    "update_weights_from_disk",
+    "update_weights_from_distributed",
+    "update_weights_from_ipc",
+    "update_weights_from_tensor",
+)
+
 
 def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     """Raises `ValueError`, which the server answers with HTTP 400, on a request the model cannot serve.
@@ -64,24 +73,29 @@ def _check_patterns(patterns: Any) -> None:
             raise ValueError(f"stop_regex {pattern!r} is not a regular expression: {error}.") from None
 
 
-def refuse_control(name: str) -> Callable[..., NoReturn]:
+def refuse_control(message: str) -> Callable[..., NoReturn]:
     """A hook that answers a control request with HTTP 400."""
 
     def refuse(*_: Any, **__: Any) -> NoReturn:
         from fastapi import HTTPException
 
-        raise HTTPException(400, f"{name} is not supported on a CPU.")
+        raise HTTPException(400, message)
 
     return refuse
 
 
-def install() -> None:
+def install(*, elastic: bool) -> None:
     """Puts the checks before upstream's own, in the process that serves HTTP; raises `RuntimeError` if that fails.
 
     Unlike the other hooks they are applied here and now: they concern one process only, and importing
     what they hook takes seconds that a start with a mistake on its command line can do without.
     """
-    hooks = {"_validate_one_request": check_request, **{name: refuse_control(name) for name in _GPU_ONLY}}
+    messages = {name: f"{name} is not supported on a CPU." for name in _GPU_ONLY}
+    if elastic:
+        messages |= {
+            name: f"{name} needs a draft that stays: start with --nightjar-elastic off." for name in _FIXED_WEIGHTS
+        }
+    hooks = {"_validate_one_request": check_request, **{name: refuse_control(text) for name, text in messages.items()}}
     for name, hook in hooks.items():
         HookRegistry.register(f"{CLASS}.{name}", hook, HookType.BEFORE)
     HookRegistry.apply_hooks()

@@ -22,6 +22,9 @@ _ENV_PREFIX = "NIGHTJAR_"
 _FILE = "config"  # names the JSON file; an option of every source but the file itself
 _NOT_OPTIONS = ("NIGHTJAR_CACHE",)  # read elsewhere: where converted models are kept
 _PLATFORMS = ("auto", "cpu", "cuda")
+_GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # one of them wherever CUDA works
+_ELASTIC = ("auto", "on", "off")
+_UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +38,15 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         tpot_slo_ms: time per output token of a request that users accept, ms; 0 for no limit.
         catchup_budget_ms: longest that catching up after a pause of speculation may stall one step, ms.
         journal: file to which every decision and outcome is written, one JSON object per line; empty: none.
+        elastic: whether the draft's memory becomes KV cache while speculation is off and slots are short. `auto`:
+            where this server can do it and the policy can judge what it brings; `on`: also only by hand,
+            and an error where this server cannot; `off`: never.
+        device_memory: of models and KV cache on the CPU platform, such as `2GiB`; empty: `--mem-fraction-static`
+            or `--max-total-tokens` say.
+        free_threshold: share of free KV slots below which memory is short.
+        persist_steps: decode steps for which a reason to move the draft must last.
+        cooldown_s: least time between two evictions, s.
+        reload_chunk_mb: most megabytes of draft weights copied between two decode steps.
         draft_bits: weight bits of the demo draft, the target's quantized twin: 3 to 8.
         platform: `auto` takes the GPU where there is one, else the portable CPU
             platform; `cpu` and `cuda` insist.
@@ -47,6 +59,12 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     tpot_slo_ms: float = 0.0
     catchup_budget_ms: float = 200.0
     journal: str = ""
+    elastic: str = "auto"
+    device_memory: str = ""
+    free_threshold: float = 0.10
+    persist_steps: int = 32
+    cooldown_s: float = 30.0
+    reload_chunk_mb: int = 16
     draft_bits: int = 8
     platform: str = "auto"
     threads: int = 0
@@ -56,16 +74,41 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("seed", self.seed, 0, (1 << 63) - 1)
         _check_range("tpot_slo_ms", self.tpot_slo_ms, 0, 3.6e6)
         _check_range("catchup_budget_ms", self.catchup_budget_ms, 1, 3.6e6)
+        _check_range("free_threshold", self.free_threshold, 0.001, 0.5)
+        _check_range("persist_steps", self.persist_steps, 1, 1_000_000)
+        _check_range("cooldown_s", self.cooldown_s, 0, 86_400)
+        _check_range("reload_chunk_mb", self.reload_chunk_mb, 1, 1 << 20)
         _check_range("draft_bits", self.draft_bits, 3, 8)
         _check_range("threads", self.threads, 0, 1024)
         if self.platform not in _PLATFORMS:
             raise UserError(f"--nightjar-platform {self.platform!r} is unknown; use one of: {', '.join(_PLATFORMS)}")
+        if self.elastic not in _ELASTIC:
+            raise UserError(f"--nightjar-elastic {self.elastic!r} is unknown; use one of: {', '.join(_ELASTIC)}")
+        self.device_bytes()
         if self.policy:
             self.policy_spec()
+
+    def device_bytes(self) -> int | None:
+        """`device_memory` in bytes, None where it is left open; `UserError` where it cannot be read."""
+        if not self.device_memory:
+            return None
+        number = self.device_memory.rstrip("KMGiB")
+        unit = self.device_memory[len(number) :]
+        try:
+            size = int(float(number) * _UNITS[unit])
+        except (ValueError, KeyError, OverflowError):
+            size = 0
+        if size <= 0:
+            raise UserError(f"--nightjar-device-memory {self.device_memory!r} is not a size; write bytes, or 2GiB")
+        return size
 
     def policy_spec(self) -> PolicySpec:
         """The parsed policy; raises `UserError` where it is unknown or its gamma exceeds `max_gamma`."""
         return parse_policy(self.policy or DEFAULT_POLICY, max_gamma=self.max_gamma)
+
+    def wants_elastic(self) -> bool:
+        """Whether the draft may leave the device: `auto` needs a policy that can judge what that brings."""
+        return self.elastic == "on" or (self.elastic == "auto" and self.policy_spec().estimates)
 
     @property
     def journal_path(self) -> Path:
@@ -75,6 +118,8 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         """`cpu` or `cuda`: what `auto` means on this machine."""
         if self.platform != "auto":
             return self.platform
+        if not any(Path(device).exists() for device in _GPU_DEVICES):
+            return "cpu"  # and torch is not imported yet: it reads its threads' environment when it is
         import torch
 
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -93,6 +138,12 @@ _HELP = {
     "tpot_slo_ms": "time per output token of a request that users accept, ms; 0: no limit (default: 0)",
     "catchup_budget_ms": "longest that catching up after a pause of speculation may stall a step, ms (default: 200)",
     "journal": "file for every decision and outcome, one JSON object per line (default: none)",
+    "elastic": "auto, on or off: whether the draft's memory becomes KV cache while speculation is off (default: auto)",
+    "device_memory": "memory of models and KV cache on a CPU, such as 2GiB (default: what SGLang's own flags say)",
+    "free_threshold": "share of free KV slots below which memory is short (default: 0.1)",
+    "persist_steps": "decode steps for which a reason to move the draft must last (default: 32)",
+    "cooldown_s": "least time between two evictions of the draft, s (default: 30)",
+    "reload_chunk_mb": "most megabytes of draft weights copied between two decode steps (default: 16)",
     "draft_bits": "weight bits of the demo draft, 3 to 8 (default: 8)",
     "platform": "auto, cpu or cuda (default: auto)",
     "threads": "CPU threads per rank; 0 divides the cores among the ranks (default: 0)",

@@ -17,10 +17,11 @@ import msgspec
 from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.coordination.agent import Agent
 from sglang_nightjar.coordination.coordinator import Coordinator
-from sglang_nightjar.coordination.messages import Directive, decode, encode
-from sglang_nightjar.coordination.transport import ZmqTransport, endpoint_in, run_folder
+from sglang_nightjar.coordination.messages import Directive, Turn, decode, encode
+from sglang_nightjar.coordination.transport import NoTransport, ZmqTransport, endpoint_in, run_folder
+from sglang_nightjar.elastic import Elastic
 from sglang_nightjar.observe.journal import Journal
-from sglang_nightjar.policy.base import Observation, State
+from sglang_nightjar.policy.base import Decision, Observation, Residency, State
 from sglang_nightjar.policy.planner import Planner
 from sglang_nightjar.policy.registry import FIRST_GAMMA, PolicyOptions, make_policy
 
@@ -73,7 +74,10 @@ class Controller:
         planner: None on every rank but 0.
         directive: in force since the last `apply`.
         worker: set by the speculative worker that carries directives out.
-        channel: the asynchronous side of several ranks: rank 0's coordinator, another rank's agent.
+        channel: the asynchronous side: rank 0's coordinator, another rank's agent.
+        elastic: whether the draft may leave; `memory` is how, once the pools are made.
+        draft_bytes: that leave with the draft: its weights, and its KV per slot.
+        prefill_token_s: seconds to compute one prompt token, as lately measured.
         clock: monotonic seconds.
     """
 
@@ -85,6 +89,10 @@ class Controller:
     clock: Callable[[], float] = time.monotonic
     worker: Any = None
     channel: Coordinator | Agent | None = None
+    elastic: bool = False
+    memory: Elastic | None = None
+    draft_bytes: tuple[int, int] = (0, 0)
+    prefill_token_s: float = 0.0
     directive: Directive = field(init=False)
     counters: Counters = field(init=False)
     _per_catchup_token_s: float = 1e-3  # until a catch-up has been timed
@@ -105,25 +113,43 @@ class Controller:
         """KV slots a request may write in a decode step: the bonus token's and its drafts'."""
         return self.directive.gamma + 1
 
-    def wants_decision(self, batch_size: int) -> bool:
-        """Whether the coming step needs a new decision: the last one is used up, or the batch is another."""
-        return self.planner is not None and batch_size > 0 and batch_size != self._decided_for
+    @property
+    def residency(self) -> Residency:
+        return Residency.RESIDENT if self.memory is None else self.memory.residency
 
-    def propose(self, state: State) -> bytes:
-        """Rank 0: decides, and returns the bytes every rank must `apply`."""
+    @property
+    def moving(self) -> bool:
+        """Whether the draft is on its way, so that the loop must not sleep."""
+        return self.memory is not None and self.memory.moving
+
+    def wants_decision(self, batch_size: int) -> bool:
+        """Whether a directive is due: a memory transition goes on, or the coming step needs a new decision
+        (the last one is used up, or the batch is another)."""
+        if self.planner is None:
+            return False
+        return (batch_size > 0 and batch_size != self._decided_for) or (self.memory is not None and self.memory.due)
+
+    def propose(self, state: State | None) -> bytes:
+        """Rank 0: decides, and returns the bytes every rank must `apply`. `state`: None where nothing decodes."""
         assert self.planner is not None, "only rank 0 decides"
-        decision = self.planner.decide(state)
-        self._decided_for = state.batch_size
-        directive = Directive(
-            self.directive.epoch,
-            self.directive.step + 1,
-            decision.gamma,
-            self._catchup_tokens(),
-            decision.verify_budget,
-        )
-        if self.journal is not None:
-            self.journal.write("state", state)
-        return encode(directive)
+        decision = Decision(self.gamma)
+        step = self.directive.step + 1
+        if state is not None:
+            decision = self.planner.decide(state)
+            self._decided_for = state.batch_size
+            if self.journal is not None:
+                self.journal.write("state", state)
+        epoch, turn, slots, keep, gamma = self.directive.epoch, Turn.NONE, 0, False, decision.gamma
+        if self.memory is not None:
+            self.memory.want_move(decision.move, step)
+            following = self.memory.next_turn()
+            if following is not None:
+                epoch, turn, slots = following.epoch, following.turn, following.slots
+                keep = turn is Turn.RELOAD and self.memory.keep_cached()
+            if turn is Turn.EVICT or self.residency is not Residency.RESIDENT:
+                gamma = 0
+        budget = decision.verify_budget if gamma else None
+        return encode(Directive(epoch, step, gamma, self._catchup_tokens(), budget, turn, slots, keep))
 
     def apply(self, item: bytes) -> None:
         """Every rank: puts a directive in force. They arrive in order; a gap would be a broken channel."""
@@ -134,6 +160,11 @@ class Controller:
         if (directive.gamma > 0) != (self.directive.gamma > 0):
             self.counters.switches += 1
         self.directive = directive
+        if self.memory is not None:
+            self.memory.apply(directive)
+        assert directive.gamma == 0 or self.residency is Residency.RESIDENT, (
+            f"gamma {directive.gamma} while the draft is {self.residency.name}"
+        )
         self._digest = zlib.crc32(item, self._digest)
         if directive.step % _TELL_EVERY == 0:
             if isinstance(self.channel, Coordinator):
@@ -142,11 +173,25 @@ class Controller:
                 self.channel.tell(directive.epoch, directive.step, self._digest)
         if self.journal is not None:
             self.journal.write("directive", msgspec.structs.asdict(directive))
+            if self.memory is not None and directive.turn is not Turn.NONE:
+                self.journal.write("memory", {"now_s": self.clock(), **self.memory.report()})
 
-    def poll(self) -> None:
-        """Every rank, every iteration: reads the asynchronous channel. Never waits."""
+    def poll(self, idle: bool) -> None:
+        """Every rank, every iteration, between steps: reads the asynchronous channel, goes on with what moves.
+        Never waits. `idle`: nothing runs and nothing waits."""
         if self.channel is not None:
             self.channel.poll()
+        if self.memory is not None:
+            self.memory.iterate(idle, self.directive.step + 1)
+
+    def refusal(self, turn: Turn) -> str | None:
+        """Why the draft cannot make `turn` now, or None."""
+        return "the memory of this server is not elastic" if self.memory is None else self.memory.refusal(turn)
+
+    def want(self, turn: Turn) -> None:
+        """An operator wants the draft moved; rank 0 sees to it."""
+        if self.memory is not None:
+            self.memory.want(turn, self.directive.step + 1)
 
     def finished(self, seen: Observation, facts: StepFacts | None) -> None:
         """Every rank: a step is over. `facts` is None for a prefill."""
@@ -161,6 +206,9 @@ class Controller:
             if facts.catchup_tokens > 0 and facts.catchup_seconds > 0.0:
                 spent = facts.catchup_seconds / facts.catchup_tokens
                 self._per_catchup_token_s += 0.3 * (spent - self._per_catchup_token_s)
+        if seen.prefill_tokens > 0 and seen.batch_size == 0:
+            spent = seen.seconds / seen.prefill_tokens
+            self.prefill_token_s += 0.1 * (spent - self.prefill_token_s) if self.prefill_token_s else spent
         if self.planner is not None:
             self.planner.observe(seen)
             if self.journal is not None:
@@ -182,6 +230,7 @@ class Controller:
             "catchup_tokens": counters.catchup_tokens,
             "catchup_seconds": counters.catchup_seconds,
             "channel": channel,
+            "memory": None if self.memory is None else self.memory.report(),
         }
 
     def _draft_forwards(self) -> int:
@@ -236,13 +285,15 @@ def start(config: NightjarConfig, *, rank: int, max_gamma: int, ranks: int = 1) 
         initial_gamma=spec.gamma if spec.fixed else min(FIRST_GAMMA, max_gamma),
         catchup_budget_s=config.catchup_budget_ms / 1e3,
         journal=Journal(config.journal_path, rank) if config.journal else None,
-        channel=_open_channel(rank, ranks) if ranks > 1 else None,
+        channel=_open_channel(rank, ranks),
     )
     return _current
 
 
 def _open_channel(rank: int, ranks: int) -> Coordinator | Agent:
+    if ranks == 1:
+        return Coordinator(NoTransport(), 1, time.monotonic)
     transport = ZmqTransport(endpoint_in(run_folder()), rank)
     if rank == 0:
         return Coordinator(transport, ranks, time.monotonic)
-    return Agent(transport, rank, lambda asked: f"{asked.kind} is not known here")
+    return Agent(transport, rank, lambda asked: "the memory of this rank is not elastic")

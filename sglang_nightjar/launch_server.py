@@ -33,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         server_args = _server_args(config, rest, ranks)
         _check_address(server_args.host, server_args.port)
         guard_requests(config)
+        if config.resolved_platform() == "cpu":
+            from sglang_nightjar.patches import process_start
+
+            process_start.install()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -6,6 +6,7 @@ import msgspec
 
 from sglang_nightjar.coordination.messages import (
     Abort,
+    Done,
     Prepare,
     Ready,
     Refuse,
@@ -36,6 +37,10 @@ class Agent:
         self.prepared: Prepare | None = None
         self.strange = 0
         self.unsent = 0
+
+    def answer_with(self, can: Callable[[Prepare], str | None]) -> None:
+        """Answers from now on by `can`."""
+        self._can = can
 
     def poll(self) -> None:
         """Reads what has arrived and answers. Never waits."""
@@ -72,6 +77,10 @@ class Agent:
         self._end(epoch)
         return prepared
 
+    def done(self, epoch: int, reason: str | None) -> None:
+        """This rank's work of the transition has ended, well or for a reason."""
+        self._send(Done(self._rank, epoch, reason))
+
     def tell(self, epoch: int, step: int, digest: int) -> None:
         """Sends where this rank is."""
         self._send(Telemetry(self._rank, epoch, step, digest))
@@ -81,6 +90,6 @@ class Agent:
         if self.prepared is not None and self.prepared.epoch <= epoch:
             self.prepared = None
 
-    def _send(self, message: Ready | Refuse | Telemetry) -> None:
+    def _send(self, message: Ready | Refuse | Done | Telemetry) -> None:
         if not self._transport.send(0, encode_message(message)):
             self.unsent += 1

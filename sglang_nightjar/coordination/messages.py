@@ -4,20 +4,39 @@ Encoded with msgspec, never pickled by us. A message on that channel cannot be l
 alone, so whatever it says takes effect at the same step everywhere.
 """
 
+import enum
+
 import msgspec
 
 _MAGIC = b"NJ1"  # tells a directive from whatever else travels in the broadcast
+
+
+class Turn(enum.IntEnum):
+    """A step of a memory transition, made by every rank when the directive that carries it is applied."""
+
+    NONE = 0
+    EVICT = 1  # the draft leaves; also the way back from a reload that failed
+    EVICTED = 2  # it has left everywhere: the pool has `slots` from now on
+    RELOAD = 3  # the draft returns; also the way back from an eviction that failed
+    RESIDENT = 4  # it is back everywhere
+
+    @property
+    def begins(self) -> bool:
+        """Whether work in the background follows, whose end every rank reports."""
+        return self in (Turn.EVICT, Turn.RELOAD)
 
 
 class Directive(msgspec.Struct, frozen=True, array_like=True):
     """How the coming decode steps are run, until the next directive.
 
     Attributes:
-        epoch: counts what changes the server's shape (memory transitions); 0 so far.
+        epoch: of the last memory transition that was begun, from 1; 0 before the first.
         step: number of this directive, from 1.
         gamma: tokens to draft per request; 0 decodes plainly.
         catchup_tokens: most lagging tokens the draft may read in a step.
         verify_budget: most draft tokens to verify over the batch, or None for all.
+        turn: of a memory transition. slots: of the KV pool after `Turn.EVICTED`.
+        keep_cached: whether `Turn.RELOAD` moves cached prefixes rather than drop them.
     """
 
     epoch: int
@@ -25,6 +44,9 @@ class Directive(msgspec.Struct, frozen=True, array_like=True):
     gamma: int
     catchup_tokens: int
     verify_budget: int | None = None
+    turn: Turn = Turn.NONE
+    slots: int = 0
+    keep_cached: bool = False
 
 
 _DECODER = msgspec.msgpack.Decoder(Directive)
@@ -55,11 +77,11 @@ class Telemetry(msgspec.Struct, frozen=True, array_like=True, tag="telemetry"):
 
 
 class Prepare(msgspec.Struct, frozen=True, array_like=True, tag="prepare"):
-    """Rank 0 asks whether a rank can make transition `kind`, which would begin epoch `epoch`."""
+    """Rank 0 asks whether a rank can make the transition that begins with `turn` and epoch `epoch`."""
 
     epoch: int
     step: int
-    kind: str
+    turn: Turn
 
 
 class Ready(msgspec.Struct, frozen=True, array_like=True, tag="ready"):
@@ -79,6 +101,14 @@ class Refuse(msgspec.Struct, frozen=True, array_like=True, tag="refuse"):
     reason: str
 
 
+class Done(msgspec.Struct, frozen=True, array_like=True, tag="done"):
+    """A rank's background work of a transition has ended: well, or for the `reason` it failed."""
+
+    rank: int
+    epoch: int
+    reason: str | None
+
+
 class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     """The transition to `epoch` will not be made: forget what was prepared for it."""
 
@@ -87,7 +117,7 @@ class Abort(msgspec.Struct, frozen=True, array_like=True, tag="abort"):
     reason: str
 
 
-Message = Telemetry | Prepare | Ready | Refuse | Abort
+Message = Telemetry | Prepare | Ready | Refuse | Done | Abort
 _MESSAGES = msgspec.msgpack.Decoder(Message)
 
 

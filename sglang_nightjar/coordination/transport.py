@@ -51,6 +51,19 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
+class NoTransport:
+    """Of a server with one rank: there is nobody to talk to."""
+
+    def send(self, rank: int, data: bytes) -> bool:
+        return False
+
+    def receive(self) -> list[bytes]:
+        return []
+
+    def close(self) -> None:
+        pass
+
+
 class CurveKeys:
     """Keys of one server: `server` and `client` pairs as (public, secret), 40 bytes of Z85 each."""
 

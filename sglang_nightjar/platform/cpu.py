@@ -8,6 +8,7 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_nightjar import controller
 from sglang_nightjar.platform.names import ATTENTION_BACKEND, PLATFORM
 
 
@@ -53,9 +54,22 @@ class NightjarCpuPlatform(CpuDeviceMixin, SRTPlatform):
     def get_kv_pool_cls(self, *, kind: str) -> type | None:
         if kind != "mha":
             return None
-        from sglang_nightjar.platform.kv_pool import CpuKVPool
+        own = controller.current()
+        if own is None or not own.elastic:
+            from sglang_nightjar.platform.kv_pool import CpuKVPool
 
-        return CpuKVPool
+            return CpuKVPool
+        from sglang_nightjar.memory.elastic_pool import ElasticKVPool
+
+        return ElasticKVPool.with_spare(*own.draft_bytes)
+
+    def get_paged_allocator_cls(self) -> type | None:
+        own = controller.current()
+        if own is None or not own.elastic:
+            return None
+        from sglang_nightjar.memory.elastic_allocator import ElasticPagedAllocator
+
+        return ElasticPagedAllocator
 
     def get_quantization_config(self, quantization: str) -> type | None:
         from sglang_nightjar.platform.quantization import QUANTIZATION_METHODS

@@ -20,6 +20,14 @@ class PrepackedLinearMethod(UnquantizedLinearMethod):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.packed = PackedLinear(layer.weight.data)
 
+    def weights_moved(self, layer: torch.nn.Module) -> None:
+        """`layer.weight` holds values again (`memory/draft_store.py`)."""
+        self.process_weights_after_loading(layer)
+
+    def weights_gone(self, layer: Any) -> None:
+        """The packed copy goes with the weight it was made of."""
+        layer.packed = None
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = layer.packed(x)
         return out if bias is None else out + bias
@@ -29,6 +37,8 @@ class PrepackedHeadMethod(UnquantizedEmbeddingMethod):
     """The same for the language-model head, which may be the embedding itself (tied weights)."""
 
     process_weights_after_loading = PrepackedLinearMethod.process_weights_after_loading
+    weights_moved = PrepackedLinearMethod.weights_moved
+    weights_gone = PrepackedLinearMethod.weights_gone
     apply = PrepackedLinearMethod.apply
 
 

@@ -67,10 +67,15 @@ class _WeightOnly:
         if group and weight.shape[1] % group:
             group = 0
         quantized = quantize_weight(weight, self.bits, group)
-        layer.q, layer.scale = quantized.q, quantized.scale
-        layer.int8 = Int8Linear(quantized.q, quantized.scale)
+        layer.register_buffer("q", quantized.q, persistent=False)
+        layer.register_buffer("scale", quantized.scale, persistent=False)
+        self.weights_moved(layer)
         layer.weight_shape = weight.shape
         layer.weight.data = weight.new_empty(0)  # the float copy is not used again
+
+    def weights_moved(self, layer: Any) -> None:
+        """`layer.q` and `layer.scale` lie elsewhere now, or hold values again (`memory/draft_store.py`)."""
+        layer.int8 = Int8Linear(layer.q, layer.scale)
 
     def restore_weights_before_loading(self, layer: Any) -> None:
         layer.weight.data = torch.empty(layer.weight_shape, dtype=torch.float32)

@@ -34,6 +34,8 @@ def set_thread_environment(config: NightjarConfig, ranks: int) -> None:
         "MKL_NUM_THREADS": share,
         "NUMBA_NUM_THREADS": share,
         "OMP_WAIT_POLICY": "PASSIVE",
+        # NumPy's own threads, for matrices we have none of; without them the launcher can fork (`process_start.py`).
+        "OPENBLAS_NUM_THREADS": "1",
         # Compiling the small helpers SGLang decorates costs tens of seconds and gains nothing here.
         "TORCHDYNAMO_DISABLE": "1",
         "TOKENIZERS_PARALLELISM": "false",

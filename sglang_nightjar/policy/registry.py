@@ -31,6 +31,11 @@ class PolicySpec(msgspec.Struct, frozen=True):
         """Whether it always chooses the same gamma."""
         return self.name in ("off", "static")
 
+    @property
+    def estimates(self) -> bool:
+        """Whether it can say what moving the draft would bring (`residency.Estimates`)."""
+        return self.name == "nightjar"
+
 
 @dataclass(frozen=True, slots=True)
 class PolicyOptions:

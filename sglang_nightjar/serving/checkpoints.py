@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.platform.names import QUANTIZATION
 from sglang_nightjar.serving.memory import ModelShape, available_memory, plan_memory
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # what Hugging Face's hub calls a model: owner/name
@@ -15,11 +18,12 @@ _PROCESS_BYTES = 2**30  # what each process SGLang starts takes beside models an
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.py"]
 
 
-def check_checkpoints(options: Mapping[str, Any]) -> dict[str, Any]:
+def check_checkpoints(options: Mapping[str, Any], device_bytes: int | None = None) -> dict[str, Any]:
     """Checks target and draft, and returns the memory options to set.
 
     Args:
         options: completed `ServerArgs` fields.
+        device_bytes: as in `plan_memory`.
     Raises:
         UserError: a checkpoint is missing or damaged, of a kind a CPU does not serve, the two do not fit
             together, or memory is too small.
@@ -38,7 +42,17 @@ def check_checkpoints(options: Mapping[str, Any]) -> dict[str, Any]:
     for shape in shapes:
         _check_ranks(ranks, shape)
     processes = (ranks + 1) * _PROCESS_BYTES  # one per rank, and the detokenizer
-    return plan_memory(options, shapes, max(0, available_memory() - processes))
+    quantized = QUANTIZATION.get(options.get("speculative_draft_model_quantization") or "")
+    if quantized is not None and len(shapes) == 2:
+        shapes[1] = msgspec.structs.replace(
+            shapes[1], weight_bytes=int(shapes[1].weight_bytes * _int8_share(quantized))
+        )
+    return plan_memory(options, shapes, max(0, available_memory() - processes), device_bytes)
+
+
+def _int8_share(bits: int) -> float:
+    """Bytes of a weight-only quantized model over those in float32: int8, and one scale per row or per 64 inputs."""
+    return 0.26 if bits > 4 else 0.32
 
 
 def _folder(flag: str, path: str, revision: str | None) -> Path:

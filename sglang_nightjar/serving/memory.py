@@ -50,13 +50,16 @@ def available_memory(cgroup: Path = _CGROUP) -> int:
     return available if limit.strip() == "max" else min(available, max(0, int(limit) - int(used)))
 
 
-def plan_memory(options: Mapping[str, Any], shapes: Sequence[ModelShape], available: int) -> dict[str, Any]:
+def plan_memory(
+    options: Mapping[str, Any], shapes: Sequence[ModelShape], available: int, device_bytes: int | None = None
+) -> dict[str, Any]:
     """Sizes the KV pool.
 
     Args:
         options: completed `ServerArgs` fields.
         shapes: the target, then the draft if there is one.
         available: bytes for models and KV cache.
+        device_bytes: of them to use (`--nightjar-device-memory`); None: as SGLang's own options say.
     Returns:
         The fields to set: `max_total_tokens` and `mem_fraction_static`.
     Raises:
@@ -71,13 +74,24 @@ def plan_memory(options: Mapping[str, Any], shapes: Sequence[ModelShape], availa
     if tokens is not None and tokens < least:
         raise UserError(f"--max-total-tokens is {tokens}; choose at least {least}, or leave it out")
 
+    if device_bytes is not None:
+        if fraction is not None:
+            raise UserError("--nightjar-device-memory and --mem-fraction-static say the same; give one of them")
+        if device_bytes > available:
+            raise UserError(
+                f"--nightjar-device-memory is {_gib(device_bytes)} and {_gib(available)} are left on this machine; "
+                "choose less"
+            )
+        available, fraction = device_bytes, 1.0
     # The plain weights of the target stay beside their prepacked copy.
     weights = 2 * shapes[0].weight_bytes + sum(shape.weight_bytes for shape in shapes[1:])
     per_token = sum(shape.kv_bytes_per_token for shape in shapes)
     free = int(available * (fraction or 1.0)) - weights
     room = free // per_token // page * page
     if room < least:
-        given = "" if fraction is None else f" and --mem-fraction-static {fraction} allows {_gib(available * fraction)}"
+        given = f" and --mem-fraction-static {fraction} allows {_gib(available * (fraction or 1.0))}"
+        if fraction is None or device_bytes is not None:
+            given = ""
         remedy = "use a smaller model" if fraction is None else "raise it, or use a smaller model"
         raise UserError(
             f"the models and {least} tokens of KV cache need {_gib(weights + least * per_token)} of memory, "

@@ -89,10 +89,11 @@ def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str
         # SGLang's own flag keeps its meaning: so many drafts, always.
         hand_to_children(msgspec.structs.replace(config, policy=f"static:{steps}"))
     _check_journal(config)
+    _check_elastic(config, options, on_cpu=on_cpu)
     refuse_unsupported(options, on_cpu=on_cpu)
     check_ranges(options)
     if on_cpu:
-        options.update(check_checkpoints(options))
+        options.update(check_checkpoints(options, config.device_bytes()))
     return options
 
 
@@ -103,6 +104,16 @@ def _check_journal(config: NightjarConfig) -> None:
         config.journal_path.open("ab").close()
     except OSError as error:
         raise UserError(f"--nightjar-journal {config.journal}: {error.strerror}; give a writable file") from None
+
+
+def _check_elastic(config: NightjarConfig, options: Mapping[str, Any], *, on_cpu: bool) -> None:
+    """Refuses elastic memory that is asked for and cannot be had."""
+    if not on_cpu:
+        if config.elastic == "on" or config.device_memory:
+            raise UserError("elastic memory runs on a CPU only so far; leave out --nightjar-elastic and -device-memory")
+        return
+    if config.elastic == "on" and options.get("speculative_draft_model_path") is None:
+        raise UserError("--nightjar-elastic on moves a draft, and none is served; give a draft, or leave it out")
 
 
 def check_ranges(options: Mapping[str, Any]) -> None:
@@ -121,6 +132,8 @@ def check_ranges(options: Mapping[str, Any]) -> None:
 def guard_requests(config: NightjarConfig) -> None:
     """Last step before serving: this process will turn away requests on which the CPU platform would fail."""
     if config.resolved_platform() == "cpu":
-        from sglang_nightjar.patches import requests
+        from sglang_nightjar.patches import admin, requests
 
-        requests.install()
+        requests.install(elastic=config.wants_elastic())
+        if config.wants_elastic():
+            admin.add_routes()

@@ -64,8 +64,9 @@ class ChainDraftWorker(StandaloneDraftWorker):
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         super().alloc_memory_pool(*args, **kwargs)
-        pool = self.draft_runner.token_to_kv_pool
-        self.state = DraftState(pool.size + pool.page_size)
+        # As many as the target's buffers have room for: an elastic pool may grow.
+        self.state = DraftState(len(self.target_worker.model_runner.token_to_kv_pool.k_buffer[0]))
+        self._most_tokens = self.draft_runner.max_total_num_tokens  # `EagerRunner` makes its buffers as long
         # Padded sizes may differ although the tokenizer is one: draft no token the target
         # lacks, and read none the draft lacks.
         self._draft_vocab = self.draft_runner.model_config.vocab_size
@@ -80,15 +81,21 @@ class ChainDraftWorker(StandaloneDraftWorker):
         self.draft_attn_backend = None
         self.draft_extend_attn_backend = None
 
-    def prefill(self, batch: Any) -> None:
+    def prefill(self, batch: Any, catchup_tokens: int) -> None:
         """Runs the draft over what the target has just prefilled (`batch` in EXTEND mode).
 
         It starts where the draft's own KV ends, which may lie inside a cached prefix: the last
-        token of an earlier request is often one that only the target has seen.
+        token of an earlier request is often one that only the target has seen, and a prefix may have been
+        cached while the draft was away. Of such tokens at most `catchup_tokens` are read here.
         """
         self.state.clear(batch.out_cache_loc)
-        stops = batch.seq_lens.to(torch.int64)
-        self._extend(batch, torch.minimum(stops - self.lags(batch), stops - 1), stops)
+        ends = batch.seq_lens.to(torch.int64)
+        starts = ends - self.lags(batch)
+        budget = self._within_buffers(int(batch.extend_num_tokens) + catchup_tokens, len(ends))
+        stops, _ = _catchup_plan(starts, ends, torch.ones(len(ends), dtype=torch.bool), budget)
+        reading = (stops > starts).nonzero().flatten()
+        if len(reading):
+            self._extend(_rows_of(batch, reading), starts[reading], stops[reading])
 
     def skip_prefill(self, batch: Any) -> None:
         """The target alone prefills `batch`: its new slots hold no draft KV."""
@@ -123,7 +130,7 @@ class ChainDraftWorker(StandaloneDraftWorker):
         """
         ends = batch.seq_lens.to(torch.int64) + 1
         starts = ends - 1 - self.lags(batch)
-        stops, extra = _catchup_plan(starts, ends, wanted, catchup_tokens)
+        stops, extra = _catchup_plan(starts, ends, wanted, self._within_buffers(catchup_tokens, len(ends)))
         drafted = wanted & (stops == ends)
         candidates = batch.spec_info.bonus_tokens.to(torch.int64).unsqueeze(1).repeat(1, gamma + 1)
         probabilities = torch.zeros((len(ends), gamma)) if with_probabilities else None
@@ -167,6 +174,10 @@ class ChainDraftWorker(StandaloneDraftWorker):
             seen = seen & drafted.unsqueeze(1)
         self.state.mark(slots[seen])
         self.state.clear(slots[~seen])
+
+    def _within_buffers(self, tokens: int, requests: int) -> int:
+        """As many of `tokens` beyond the ordinary lag as one forward of SGLang's runner has buffers for."""
+        return max(min(tokens, self._most_tokens - _ORDINARY_LAG * requests), 0)
 
     def _extend(self, batch: Any, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
         """One forward over each request's tokens from `starts` up to `stops` (exclusive).

@@ -25,6 +25,10 @@ class DraftState:
         """Only the target wrote these slots, or the draft wrote them for tokens that were rejected."""
         self._valid[slots] = False
 
+    def clear_all(self) -> None:
+        """The draft's KV is gone, or about to be."""
+        self._valid.zero_()
+
     def draft_lens(
         self, req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, seq_lens: torch.Tensor
     ) -> torch.Tensor:

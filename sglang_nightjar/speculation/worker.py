@@ -25,7 +25,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 from sglang_nightjar import controller
 from sglang_nightjar.config import inherited_config
 from sglang_nightjar.controller import StepFacts
-from sglang_nightjar.patches import verify_installed
+from sglang_nightjar.patches import elastic, verify_installed
 from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
 from sglang_nightjar.speculation.request_options import speculates
@@ -66,6 +66,15 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             max_gamma=self.speculative_num_steps,
         )
         self._controller.worker = self
+        self._store = None
+        if config.wants_elastic():
+            self._controller.elastic = True
+            self._store = elastic.make_store(target_worker.model_runner, self._draft_worker.draft_runner)
+
+    def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
+        super().alloc_memory_pool(*args, **kwargs)
+        if self._store is not None:
+            elastic.attach(self._controller, self._target_worker.model_runner, self._draft_worker, self._store)
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -100,7 +109,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             self._draft_worker.skip_prefill(batch)
         else:
             with draft_tp_context(self._draft_worker.parallel_layout):
-                self._draft_worker.prefill(batch)
+                self._draft_worker.prefill(batch, self._controller.directive.catchup_tokens)
         result.next_draft_input = ChainDraftInput(bonus_tokens=result.next_token_ids)
         return result
 

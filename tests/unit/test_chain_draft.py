@@ -17,6 +17,7 @@ from sglang_nightjar.speculation.draft_state import DraftState
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
 
 VOCABULARY = 3  # few tokens, so that prompts share prefixes
+MOST_TOKENS = 48
 ROWS, CONTEXT, SLOTS = 6, 64, 1000
 
 
@@ -35,12 +36,14 @@ class ReadableDraft(ChainDraftWorker):
         self.state = DraftState(SLOTS)
         self.kv = [0] * SLOTS
         self._draft_vocab = VOCABULARY
+        self._most_tokens = MOST_TOKENS
 
     def row_kv(self, row: int, length: int) -> list[int]:
         return [self.kv[slot] for slot in self.req_to_token_pool.req_to_token[row, :length].tolist()]
 
     def _forward(self, batch: Any) -> torch.Tensor:
         self.forwards += 1
+        assert len(batch.input_ids) <= MOST_TOKENS, "upstream's runner has no buffers for more"
         stops = batch.seq_lens.tolist()
         starts = [stop - 1 for stop in stops] if batch.forward_mode.is_decode() else batch.prefix_lens
         tokens, slots = iter(batch.input_ids.tolist()), iter(batch.out_cache_loc.tolist())
@@ -106,8 +109,12 @@ class MiniScheduler:
             self.draft.skip_prefill(self.batch(rows, out_cache_loc=torch.tensor(written)))
             assert self.draft.forwards == before
         elif rows:
-            self.draft.prefill(self.batch(rows, out_cache_loc=torch.tensor(written)))
-            self.check(rows, ahead=0)
+            batch = self.batch(
+                rows, out_cache_loc=torch.tensor(written), extend_num_tokens=len(written), orig_seq_lens=None
+            )
+            self.draft.prefill(batch, self.rng.choice([0, 3, 1000]))
+            behind = self.draft.lags(batch).tolist()
+            self.check([row for row, lag in zip(rows, behind, strict=True) if lag == 0], ahead=0)
         for row in rows:
             self.running[row].output_ids += self._tokens(1)
 

@@ -1,0 +1,125 @@
+"""Seam: elastic memory under a scheduler: its allocator, its idle sleep, its models' weights and pools."""
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+from sglang.srt.runtime_context import get_parallel
+
+from sglang_nightjar import controller
+from sglang_nightjar.config import inherited_config
+from sglang_nightjar.demo.cache import cache_root
+from sglang_nightjar.elastic import Elastic
+from sglang_nightjar.memory.arena_posix import posix_arena
+from sglang_nightjar.memory.draft_store import DraftStore
+from sglang_nightjar.memory.elastic_allocator import ElasticTokenAllocator
+from sglang_nightjar.memory.relocate import MoveCosts
+from sglang_nightjar.memory.setup import build_residency, time_moving
+from sglang_nightjar.patches import kv_holders
+from sglang_nightjar.patches.capacity import set_capacity
+from sglang_nightjar.patches.hooks import require_applied
+from sglang_nightjar.patches.lockstep import scheduler_of_rank
+from sglang_nightjar.policy.residency import ResidencyCosts, ResidencyPlanner, ResidencySettings
+
+BUILD = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator"
+SLEEP = "sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle"
+
+_TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
+_NAP_S = 0.002  # between iterations of an idle server whose draft is moving
+_STEP_S = 0.05  # a decode step, until reloads have been timed: one chunk is copied per step
+_SETTLE_S = 5.0
+_FLOAT_BYTES = 4  # of a value in the KV cache of this platform
+
+
+def make_elastic(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Around the building of the allocator. Upstream asks the platform for a paged one, but not for page size 1."""
+    made = original(*args, **kwargs)
+    own = controller.current()
+    if own is None or not own.elastic or type(made) is not TokenToKVPoolAllocator:
+        return made
+    return ElasticTokenAllocator(made.size, made.dtype, made.device, made.get_kvcache(), made.need_sort)
+
+
+def stay_awake(original: Callable[..., Any], scheduler: Any) -> Any:
+    """Around `maybe_sleep_on_idle`: while the draft is moving the loop goes on, as it would under load."""
+    own = controller.current()
+    if own is not None and own.moving:
+        time.sleep(_NAP_S)
+        return None
+    return original(scheduler)
+
+
+def make_store(target: Any, draft: Any) -> DraftStore:
+    """Moves the loaded draft's weights onto an arena; before any pool is made. Arguments: model runners."""
+    chosen = os.environ.setdefault(_TREE_CORE, kv_holders.BACKEND)
+    if chosen != kv_holders.BACKEND:
+        raise RuntimeError(f"{_TREE_CORE}={chosen} keeps Nightjar from the radix tree; unset it, or give "
+                           "--nightjar-elastic off")  # fmt: skip
+    folder = cache_root()
+    folder.mkdir(parents=True, exist_ok=True)
+    store = DraftStore(draft.model, posix_arena, shared_with=target.model, folder=folder)
+    own = controller.current()
+    assert own is not None, "the controller is started before the store is made"
+    config = draft.model_config
+    heads = config.get_num_kv_heads(get_parallel().tp_size)
+    own.draft_bytes = store.nbytes, 2 * config.num_hidden_layers * heads * config.head_dim * _FLOAT_BYTES
+    return store
+
+
+def attach(own: controller.Controller, target: Any, draft_worker: Any, store: DraftStore) -> None:
+    """Gives the controller its memory, and rank 0's planner the decision about it; after the pools are made."""
+    config = inherited_config()
+    assert config is not None and own.channel is not None, "elastic memory is a Nightjar server's"
+    device_bytes, ranks = config.device_bytes(), get_parallel().tp_size
+    memory = build_residency(
+        target=target,
+        draft=draft_worker.draft_runner,
+        store=store,
+        capacity=None if device_bytes is None else device_bytes // ranks,
+        chunk_bytes=config.reload_chunk_mb << 20,
+        holders=lambda: kv_holders.SchedulerHolders(scheduler_of_rank()),
+        on_capacity=lambda slots: set_capacity(scheduler_of_rank(), slots),
+        on_draft_lost=draft_worker.state.clear_all,
+    )
+    move_s = time_moving(target.token_to_kv_pool)
+
+    def keep_cached() -> bool:
+        reuse = kv_holders.SchedulerHolders(scheduler_of_rank()).reuse_probability()
+        return MoveCosts(move_s, own.prefill_token_s).worth_moving(reuse)
+
+    settle_s = min(_SETTLE_S, config.cooldown_s)
+    own.memory = Elastic(memory, own.channel, own.clock, idle_reload_s=settle_s, keep_cached=keep_cached)
+    if own.planner is None or not config.policy_spec().estimates:
+        return
+    chunks = -(-store.nbytes // (config.reload_chunk_mb << 20))
+    own.planner.residency = ResidencyPlanner(
+        own.planner.policy,  # type: ignore[arg-type]  # such a policy has estimates
+        ResidencyCosts(
+            slots_resident=memory.sizes.small,
+            slots_evicted=memory.sizes.large,
+            pause_s=move_s * (memory.sizes.large - memory.sizes.small),
+            reload_s=chunks * _STEP_S,
+        ),
+        ResidencySettings(
+            tau_low=config.free_threshold,
+            margin=min(config.free_threshold + 0.1, 0.9),
+            persist=config.persist_steps,
+            cooldown_s=config.cooldown_s,
+            settle_s=settle_s,
+        ),
+    )
+
+
+def install() -> None:
+    """Wraps both, and registers the radix tree core that knows its nodes."""
+    HookRegistry.register(BUILD, make_elastic, HookType.AROUND)
+    HookRegistry.register(SLEEP, stay_awake, HookType.AROUND)
+    kv_holders.install()
+
+
+def verify() -> None:
+    """Raises `RuntimeError` where a wrapper is not in place."""
+    require_applied(BUILD, SLEEP)

@@ -1,0 +1,1 @@
+"""Elastic device memory: who holds how many bytes, and KV buffers that grow and shrink where they are."""
