@@ -91,7 +91,9 @@ def attach(own: controller.Controller, target: Any, draft_worker: Any, store: Dr
         return MoveCosts(move_s, own.prefill_token_s).worth_moving(reuse)
 
     settle_s = min(_SETTLE_S, config.cooldown_s)
-    own.memory = Elastic(memory, own.channel, own.clock, idle_reload_s=settle_s, keep_cached=keep_cached)
+    own.memory = Elastic(
+        memory, own.channel, own.clock, idle_reload_s=settle_s, hold_s=config.cooldown_s, keep_cached=keep_cached
+    )
     if own.planner is None or not config.policy_spec().estimates:
         return
     chunks = -(-store.nbytes // (config.reload_chunk_mb << 20))

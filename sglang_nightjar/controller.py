@@ -191,7 +191,7 @@ class Controller:
     def want(self, turn: Turn) -> None:
         """An operator wants the draft moved; rank 0 sees to it."""
         if self.memory is not None:
-            self.memory.want(turn, self.directive.step + 1)
+            self.memory.want(turn, self.directive.step + 1, by_hand=True)
 
     def finished(self, seen: Observation, facts: StepFacts | None) -> None:
         """Every rank: a step is over. `facts` is None for a prefill."""

@@ -33,16 +33,19 @@ class Elastic:
         clock: Callable[[], float],
         *,
         idle_reload_s: float,
+        hold_s: float,
         keep_cached: Callable[[], bool],
     ) -> None:
         """
         Args:
             idle_reload_s: how long a server must be idle before it takes its draft back.
+            hold_s: how long a move made by hand stands before the planner or idleness may undo it.
             keep_cached: whether cached prefixes are worth moving now.
         """
         self.memory = memory
         self._channel = channel
-        self._clock, self._idle_reload_s = clock, idle_reload_s
+        self._clock, self._idle_reload_s, self._hold_s = clock, idle_reload_s, hold_s
+        self._held_until_s = float("-inf")
         self.keep_cached = keep_cached
         self._idle_since_s: float | None = None
         self._epoch = 0  # of the last turn made
@@ -72,10 +75,15 @@ class Elastic:
             return "another transition is in progress"
         return self.memory.refusal(turn)
 
-    def want(self, turn: Turn, step: int) -> None:
+    def want(self, turn: Turn, step: int, *, by_hand: bool = False) -> None:
         """Rank 0 asks the others about `turn`; directive `step` is the first that may carry it."""
-        if self._transitions is not None and not self._transitions.in_progress:
-            self._transitions.want(turn, step, self.memory.refusal(turn))
+        if self._transitions is None or self._transitions.in_progress:
+            return
+        if by_hand:
+            self._held_until_s = self._clock() + self._hold_s
+        elif self._clock() < self._held_until_s:
+            return
+        self._transitions.want(turn, step, self.memory.refusal(turn))
 
     def want_move(self, move: Move, step: int) -> None:
         """The same for a planner's decision."""
@@ -91,11 +99,11 @@ class Elastic:
                 self._channel.done(0, self._epoch, ended[1])
             else:
                 self._channel.done(self._epoch, ended[1])
-        if not idle:
+        if not idle or self.residency is not Residency.EVICTED:
             self._idle_since_s = None
         elif self._idle_since_s is None:
             self._idle_since_s = self._clock()
-        elif self.residency is Residency.EVICTED and self._clock() - self._idle_since_s >= self._idle_reload_s:
+        elif self._clock() - self._idle_since_s >= self._idle_reload_s:
             self.want(Turn.RELOAD, step)
 
     @property

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_nightjar import launch_server
-from sglang_nightjar.coordination.agent import Agent
-from sglang_nightjar.memory.arena import CommitError
-from sglang_nightjar.memory.arena_posix import PosixArena
-from sglang_nightjar.memory.draft_store import DraftStore
+from sglang_nightjar.config import NightjarConfig
+from sglang_nightjar.platform.threads import set_thread_environment
 
 FAULT = Path(os.environ["FAULT_FILE"])
 
@@ -27,6 +25,12 @@ def armed() -> str:
 
 
 def install() -> None:
+    set_thread_environment(NightjarConfig(), ranks=2)  # as the launcher does, before torch is imported
+    from sglang_nightjar.coordination.agent import Agent
+    from sglang_nightjar.memory.arena import CommitError
+    from sglang_nightjar.memory.arena_posix import PosixArena
+    from sglang_nightjar.memory.draft_store import DraftStore
+
     commit, reload, poll, answer = PosixArena.commit, DraftStore.reload, Agent.poll, Agent._answer
 
     def faulty_commit(self: PosixArena, start: int, stop: int) -> None:

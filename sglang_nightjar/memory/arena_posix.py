@@ -19,7 +19,7 @@ import torch
 
 from sglang_nightjar.memory.arena import CommitError, CommitMap
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 _PROT_NONE = 0
 _PROT_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 _MAP_NORESERVE = 0x4000  # Linux; Python's mmap does not name it in every version
@@ -46,8 +46,8 @@ class PosixArena:
         CommitError: no such address space.
     """
 
-    def __init__(self, size: int, granularity: int = _PAGE) -> None:
-        assert granularity > 0 and granularity % _PAGE == 0, f"granularity {granularity}, pages of {_PAGE} bytes"
+    def __init__(self, size: int, granularity: int = PAGE) -> None:
+        assert granularity > 0 and granularity % PAGE == 0, f"granularity {granularity}, pages of {PAGE} bytes"
         self._map = CommitMap(size, granularity)
         self.granularity = granularity
         self.size = size
@@ -125,10 +125,10 @@ def resident(address: int, size: int) -> int:
     Raises:
         OSError: part of the range is no mapping of this process.
     """
-    assert size > 0 and address % _PAGE == 0, f"{size} bytes at address {address}, pages of {_PAGE} bytes"
-    pages = ctypes.create_string_buffer(-(-size // _PAGE))
+    assert size > 0 and address % PAGE == 0, f"{size} bytes at address {address}, pages of {PAGE} bytes"
+    pages = ctypes.create_string_buffer(-(-size // PAGE))
     _check(_libc.mincore(address, size, pages))
-    return int((np.frombuffer(pages.raw, np.uint8) & 1).sum()) * _PAGE
+    return int((np.frombuffer(pages.raw, np.uint8) & 1).sum()) * PAGE
 
 
 def _check(result: Any) -> None:
@@ -139,4 +139,4 @@ def _check(result: Any) -> None:
 
 def posix_arena(nbytes: int) -> PosixArena:
     """An arena of at least `nbytes` bytes."""
-    return PosixArena(-(-nbytes // _PAGE) * _PAGE)
+    return PosixArena(-(-nbytes // PAGE) * PAGE)

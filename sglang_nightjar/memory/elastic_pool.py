@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from sglang_nightjar.memory.arena import Regions
-from sglang_nightjar.memory.arena_posix import posix_arena
+from sglang_nightjar.memory.arena_posix import PAGE, posix_arena
 from sglang_nightjar.platform.kv_pool import CpuKVPool
 
 
@@ -35,8 +35,10 @@ class ElasticKVPool(CpuKVPool):
         rows, tail = k_shape[0], k_shape[1:]
         row_bytes = int(torch.Size(tail).numel()) * self.store_dtype.itemsize
         fixed, per_slot = self.spare
-        rows_max = rows + (fixed + per_slot * rows) // (count * row_bytes) + 1
-        arena = posix_arena(Regions.reserved_bytes(count, rows_max, row_bytes, posix_arena(1).granularity))
+        # Whatever rounding up to the granularity has added, here and in the memory to be taken over, is used too.
+        rounding = 2 * -(-PAGE // row_bytes)
+        rows_max = rows + -(-(fixed + per_slot * rows) // (count * row_bytes)) + rounding
+        arena = posix_arena(Regions.reserved_bytes(count, rows_max, row_bytes, PAGE))
         self.regions = Regions(arena, count, rows_max, row_bytes)
         self.regions.resize(rows)
         buffers = [self.regions.tensor(index, tail, self.store_dtype) for index in range(count)]

@@ -73,8 +73,8 @@ def test_the_pool_takes_all_the_draft_held(server: Server) -> None:
     freed = held["draft_weights"] + held["draft_kv"]
     gained = after["device_bytes"]["target_kv"] - held["target_kv"]
     buffers = 2 * 4
-    assert 0 <= freed - gained <= buffers * 4096 + gained // (after["slots"] - before["slots"])
     assert after["slots"] == after["slots_evicted"] > before["slots"] == POOL
+    assert 0 <= freed - gained <= buffers * 4096
     assert after["device_bytes"]["draft_weights"] == after["device_bytes"]["draft_kv"] == 0
     info = server.get("/server_info")
     assert info["internal_states"][0]["memory_usage"]["token_capacity"] == after["slots"]
