@@ -4,17 +4,22 @@
     scripts/python bench/serving.py --policies off,static:3,nightjar --loads c1,c16,ramp --repeats 2
 
 Every repeat starts a fresh server per policy, so that each learns from nothing, and takes the
-policies in another order. The load comes from `sglang.bench_serving`. A load is a list of
+policies in another order. A policy may carry options: `nightjar+elastic:off` is nightjar with
+`--nightjar-elastic off`. The load comes from `sglang.bench_serving`. A load is a list of
 segments: `cN` keeps N requests in flight, `rR` sends R requests/s (Poisson), `ramp` and `bursts`
 follow one another's rates, `trace` replays the arrivals and lengths of `--trace FILE` (Azure's
 CSV format). Figures are medians over the repeats; compare them within one run only.
 """
 
 import argparse
+import contextlib
 import csv
 import json
+import multiprocessing
+import os
+import runpy
+import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -48,9 +53,12 @@ def main() -> None:
     parser.add_argument("--segment-s", type=float, default=30.0, help="length of a segment, s")
     parser.add_argument("--dataset", type=Path, help="prompts: SpecBench JSONL or one prompt per line (default: ours)")
     parser.add_argument("--trace", type=Path, help="Azure trace for the load `trace`")
+    parser.add_argument("--journals", type=Path, help="folder to keep the servers' journals in")
     parser.add_argument("--slo", nargs="*", default=["ttft:2000", "tpot:400"], help="for goodput, ms")
     parser.add_argument("--server-arguments", nargs="*", default=[], help="more of the server's own")
     options = parser.parse_args()
+
+    import sglang.bench_serving  # noqa: F401  # once, for all the forks that run it
 
     policies = options.policies.split(",")
     samples: list[dict[str, Any]] = []
@@ -60,7 +68,11 @@ def main() -> None:
             order = policies[repeat % len(policies) :] + policies[: repeat % len(policies)]
             for policy in order:
                 journal = Path(folder) / f"journal-{repeat}-{policy.replace(':', '-')}"
-                words = ["--nightjar-policy", policy, *WORDS, *options.server_arguments]
+                name, *settings = policy.split("+")
+                words = ["--nightjar-policy", name, *WORDS, *options.server_arguments]
+                for setting in settings:
+                    option, _, value = setting.partition(":")
+                    words += [f"--nightjar-{option}", value]
                 if policy != "off":
                     words += ["--nightjar-journal", journal]
                 with serve(*words) as server:
@@ -68,7 +80,10 @@ def main() -> None:
                     for load in options.loads.split(","):
                         samples.append(run_load(server, policy, load, repeat, prompts, options, Path(folder)))
                         print(f"[bench] {samples[-1]}", file=sys.stderr, flush=True)
-                samples[-1]["gammas"] = gamma_timeline(journal)
+                    samples[-1]["retractions"] = server.log.read_text(errors="replace").count("Retract requests")
+                samples[-1]["timeline"] = timeline(journal)
+                if options.journals and journal.exists():
+                    shutil.copy(journal, options.journals)
                 options.json.write_text(json.dumps({"options": vars(options), "samples": samples}, default=str) + "\n")
     table = summary(samples)
     print(table)
@@ -80,7 +95,7 @@ def segments(load: str, options: argparse.Namespace) -> list[dict[str, float]]:
     """Each segment's requests in flight or rate, and number of requests."""
     if load[0] == "c" and load[1:].isdigit():
         count = int(load[1:])
-        return [{"concurrency": count, "requests": max(6, 2 * count)}]
+        return [{"concurrency": count, "requests": max(6, count * 3 // 2)}]
     rates = {"ramp": RAMP, "bursts": BURSTS}.get(load)
     if rates is None:
         rates = (float(load.removeprefix("r")) / options.rate,)
@@ -129,20 +144,32 @@ def run_load(
 
 def bench(server: Server, words: list[Any], requests: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """One call of `sglang.bench_serving`; its JSON line."""
-    output = folder / "bench.jsonl"
+    output, log = folder / "bench.jsonl", folder / "bench.log"
     output.unlink(missing_ok=True)
     port = server.url.rsplit(":", 1)[1]
-    command = [sys.executable, "-m", "sglang.bench_serving", "--backend", "sglang-oai-chat", "--host", "127.0.0.1",
-               "--port", port, "--num-prompts", str(requests), "--output-file", str(output), "--disable-tqdm",
-               "--warmup-requests", "0", "--flush-cache", "--goodput", *options.slo,
-               *map(str, words)]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or not output.exists():
-        raise SystemExit(f"bench_serving failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    tokenizer = server.get("/model_info")["tokenizer_path"]
+    command = ["bench_serving", "--backend", "sglang-oai-chat", "--host", "127.0.0.1", "--port", port,
+               "--tokenizer", tokenizer, "--num-prompts", str(requests), "--output-file", str(output),
+               "--disable-tqdm", "--warmup-requests", "0", "--flush-cache",
+               "--goodput", *options.slo, *map(str, words)]  # fmt: skip
+    # A fork of this process, which has imported it all: each start would cost more than many a load.
+    child = multiprocessing.get_context("fork").Process(target=run_bench_serving, args=(command, log))
+    child.start()
+    child.join()
+    if child.exitcode != 0 or not output.exists():
+        raise SystemExit(f"bench_serving failed:\n{log.read_text()[-3000:]}")
     result: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
     if result["completed"] != requests:
         raise SystemExit(f"{result['completed']} of {requests} requests were answered; see {server.log}")
     return result
+
+
+def run_bench_serving(command: list[str], log: Path) -> None:
+    """`python -m sglang.bench_serving` in this process."""
+    sys.argv = command
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    with log.open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
 
 
 def write_prompts(dataset: Path | None, folder: Path) -> Path:
@@ -178,18 +205,24 @@ def write_trace(options: argparse.Namespace, folder: Path) -> Path:
     return path
 
 
-def gamma_timeline(journal: Path) -> list[list[float]]:
-    """[time s, batch size, gamma] of the decisions in a server's journal, thinned to about 500."""
+def timeline(journal: Path) -> list[list[float]]:
+    """[time s, batch size, gamma, KV slots, residency] of the decisions in a server's journal, thinned to about 500,
+    the largest batch among them."""
     if not journal.exists():
         return []
-    points, state = [], None
+    points: list[list[float]] = []
+    state = None
     for line in journal.read_text().splitlines():
         record = json.loads(line)
         if record["record"] == "state":
             state = record
         elif record["record"] == "directive" and state is not None:
-            points.append([state["now_s"], state["batch_size"], record["gamma"]])
-    return points[:: max(1, len(points) // 500)]
+            points.append(
+                [state["now_s"], state["batch_size"], record["gamma"], state["total_slots"], state["residency"]]
+            )
+    step = max(1, len(points) // 500)
+    largest = max(range(len(points)), key=lambda index: points[index][1], default=0)
+    return [point for index, point in enumerate(points) if index % step == 0 or index == largest]
 
 
 def summary(samples: list[dict[str, Any]]) -> str:
@@ -217,13 +250,13 @@ def summary(samples: list[dict[str, Any]]) -> str:
 
 
 def plot(samples: list[dict[str, Any]], path: Path) -> None:
-    """Throughput by load and policy; gamma and batch size over time of the last `nightjar` run."""
+    """Throughput by load and policy; below, batch, gamma and pool over time of the last run that has a journal."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, (top, bottom) = pyplot.subplots(2, 1, figsize=(10, 8))
+    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(9, 10))
     loads = list(dict.fromkeys(sample["load"] for sample in samples))
     for policy in dict.fromkeys(sample["policy"] for sample in samples):
         values = [
@@ -232,16 +265,22 @@ def plot(samples: list[dict[str, Any]], path: Path) -> None:
         ]
         top.plot(loads, values, marker="o", label=policy)
     top.set_ylabel("output tokens/s")
-    top.legend()
-    for sample in samples:
-        if sample["policy"] == "nightjar" and sample.get("gammas"):
-            times, batches, gammas = zip(*sample["gammas"], strict=True)
-            bottom.clear()
-            bottom.plot([at - times[0] for at in times], batches, label="batch size")
-            bottom.step([at - times[0] for at in times], gammas, label="gamma")
-    bottom.set_xlabel("s")
-    bottom.legend()
-    figure.savefig(path, dpi=120)
+    top.legend(fontsize="small")
+    timed = [sample for sample in samples if sample.get("timeline")]
+    if timed:
+        times, batches, gammas, slots, residencies = zip(*timed[-1]["timeline"], strict=True)
+        seconds = [at - times[0] for at in times]
+        middle.plot(seconds, batches, label="batch size")
+        middle.step(seconds, gammas, label="gamma")
+        bottom.plot(seconds, slots, label="KV slots")
+        away = bottom.twinx()
+        away.step(seconds, residencies, color="tab:red", label="residency")
+        away.set_yticks(range(4), ["resident", "evicting", "evicted", "reloading"])
+        bottom.set_xlabel(f"s ({timed[-1]['policy']})")
+        middle.legend()
+        bottom.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ _SLACK = 0.5
 _ALARM = 12.0
 _KEPT_ON_ALARM = 0.02  # share of the old trials that survive a detected change
 
-_REFRESH_EVERY = 16  # steps between two looks at the counts, where nobody asks
-_SETTLED = 1000.0  # trials before which the counts move too fast for that
+_REFRESH_AT = 0.125  # share of the trials that must be new before the counts are looked at again, where nobody asks
 
 
 class Acceptance:
@@ -62,14 +61,18 @@ class Acceptance:
             self._forget()
         reached = requests  # requests whose position `index + 1` was tested
         for index in range(gamma):
+            if reached == 0:
+                break
             passed = reached - (committed[index] if index < len(committed) else 0)
-            keep = min(1.0 - reached / _WINDOW, 1.0 - 1.0 / _STEPS_WINDOW) if reached else 1.0
-            keep = max(keep, 0.5)
+            fade = reached / _WINDOW
+            keep = 1.0 - (fade if fade > 1.0 / _STEPS_WINDOW else 1.0 / _STEPS_WINDOW)
+            if keep < 0.5:
+                keep = 0.5
             self._trials[index] = self._trials[index] * keep + reached
             self._successes[index] = self._successes[index] * keep + passed
             reached = passed
-        self._stale += 1
-        if alarm or self._stale >= _REFRESH_EVERY or self._trials[0] < _SETTLED:
+        self._stale += requests
+        if alarm or self._stale > _REFRESH_AT * self._trials[0]:
             self._refresh()
         return alarm
 
@@ -98,7 +101,7 @@ class Acceptance:
 
     def _refresh(self) -> None:
         """Recomputes p, E and its error; a position never tried leans on the one before it."""
-        self._stale = 0
+        self._stale = 0  # trials of the first position not yet in them
         belief = _PRIOR
         self._p: list[float] = []
         self._expected = [1.0]

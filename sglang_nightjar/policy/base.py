@@ -7,6 +7,7 @@ The same calls in the same order give the same choices, so a journal can be repl
 
 import enum
 import math
+import operator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -192,8 +193,7 @@ def check_observation(seen: Observation, max_gamma: int) -> None:
             f"observation field committed counts {requests} requests, cut ones included; batch_size is "
             f"{seen.batch_size}"
         )
-    for name in _COUNTS:
-        value = getattr(seen, name)
+    for name, value in zip(_COUNTS, _counts(seen), strict=True):
         if not 0 <= value <= _MOST_COUNT:
             raise ValueError(f"observation field {name} is {value}; it must be 0 to {_MOST_COUNT}")
     if seen.cut_tokens > seen.cut * (seen.gamma + 1):
@@ -217,3 +217,4 @@ _COUNTS = (
     "queue_length",
     "max_lag",
 )
+_counts = operator.attrgetter(*_COUNTS)

@@ -14,58 +14,17 @@ in seconds per committed token. `horizon` (steps) is for how long the catch-up i
 """
 
 import random
-from dataclasses import dataclass
 from typing import Any
 
 from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
 from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, check_observation
+from sglang_nightjar.policy.nightjar_settings import NightjarSettings
 from sglang_nightjar.policy.random_state import load_random, save_random
 from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _FULL_BATCH = 64  # requests
-
-
-@dataclass(frozen=True, slots=True)
-class NightjarSettings:
-    """Constants of the planner.
-
-    Attributes:
-        tpot_slo_s: seconds per output token of a request that users accept; None: no limit.
-        first_gamma: arm played before anything is known, after gamma 0.
-        trials: steps each of these two is played at the start.
-        horizon: steps over which the cost of switching on is spread.
-        margin: relative gain below which speculation is neither switched on nor off.
-        dwell_s: least time between two switches between off and on,
-        urgent: unless the switch gains more than this share (the load has moved far).
-        probe_share: share of the time that probing while off may cost.
-        probe_steps: steps of one probe.
-        longest_bin: decisions an arm stays locked at most, so that the planner can react.
-        caution: how many standard errors an arm is given the benefit of, to count as plausible.
-    """
-
-    tpot_slo_s: float | None = None
-    first_gamma: int = 3
-    trials: int = 2
-    horizon: int = 64
-    margin: float = 0.015
-    dwell_s: float = 1.0
-    urgent: float = 0.15
-    probe_share: float = 0.01
-    probe_steps: int = 6
-    longest_bin: int = 32
-    caution: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.tpot_slo_s is not None and not self.tpot_slo_s > 0:
-            raise ValueError(f"tpot_slo_s is {self.tpot_slo_s}; it must be positive, or None for no limit")
-        for name in ("trials", "horizon", "probe_steps", "longest_bin"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("margin", "dwell_s", "urgent", "probe_share", "caution"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
 
 class _Context:
@@ -161,17 +120,17 @@ class NightjarPolicy:
         """Whether `gamma` may still turn out better than `best`, and keeps the SLO where that matters."""
         if (gamma == 0) != (self._gamma == 0):
             return False  # off and on are compared by estimate and by paid probes, not by exploring
-        return self._could_win(gamma, losses, best, state)
+        return self._could_win(gamma, losses[gamma], best, losses[best], state)
 
-    def _could_win(self, gamma: int, losses: list[float], best: int, state: State) -> bool:
-        """Whether `gamma` is better than `best` if its estimate is off by a standard error, within the SLO."""
+    def _could_win(self, gamma: int, loss: float, best: int, least: float, state: State) -> bool:
+        """Whether `gamma` is better than `best` if its `loss` is off by a standard error, within the SLO."""
         limit = self.settings.tpot_slo_s
-        if limit is not None and losses[gamma] * state.batch_size > limit >= losses[best] * state.batch_size:
+        if limit is not None and loss * state.batch_size > limit >= least * state.batch_size:
             return False
         error = self.step_time.relative_error(gamma, state.batch_size)
         if gamma > best:  # a deeper chain rests on positions less known; a shorter one is known with the best
             error += self.acceptance.relative_error(gamma)
-        return losses[gamma] * (1.0 - self.settings.caution * error) < losses[best]
+        return loss * (1.0 - self.settings.caution * error) < least
 
     def _settle(self, arm: int, state: State, free: bool) -> int:
         """Holds the present side of off/on for the dwell (`free`: not so), and starts a probe when one is due."""
@@ -201,17 +160,21 @@ class NightjarPolicy:
         arm, steps = self._other_side(state), self.settings.probe_steps
         here, there = (self.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
         if arm == 0:
-            losses = self._losses(state)
-            if not self._could_win(0, losses, self._gamma, state):
-                return False
+            if not self._could_win(0, self.loss(0, state), self._gamma, self.loss(self._gamma, state), state):
+                return self._ask_later(settled_for)
             cost = self.switch_cost(steps, state.batch_size)
             cost += steps * max(there - here / self.acceptance.expected_tokens(self._gamma), 0.0)
         else:
             if there >= here * (1.0 + arm):
-                return False  # even if every draft were accepted, it would not pay
+                return self._ask_later(settled_for)  # even if every draft were accepted, it would not pay
             cost = self.switch_cost(_lag(state), state.batch_size) + steps * max(there - here, 0.0)
         self._probe_wait_s = cost / self.settings.probe_share * (1.0 + self._confirmed)
         return settled_for >= self._probe_wait_s
+
+    def _ask_later(self, settled_for: float) -> bool:
+        """No probe is due, nor worth asking for again in every step."""
+        self._probe_wait_s = settled_for + self.settings.dwell_s
+        return False
 
     def _probe(self, state: State) -> int:
         self._probe_left = self.settings.probe_steps
@@ -244,6 +207,17 @@ class NightjarPolicy:
     def plain_rate(self, batch_size: int, kv_tokens: int) -> float:
         """Tokens/s of decoding without speculation."""
         return batch_size / self.step_time.predict(0, batch_size, kv_tokens)
+
+    def larger_rate(self, requests: int, state: State) -> float:
+        """Tokens/s without speculation, at the least, of `requests` running instead of the present ones.
+
+        What a larger batch takes is seldom known before memory allows one. But a verification also puts more
+        tokens through the target, so each further request is charged what a drafted token costs at this load.
+        """
+        batch = state.batch_size
+        plain, drafted = (self.step_time.predict(gamma, batch, state.kv_tokens) for gamma in (0, 1))
+        each = max(drafted * (1.0 + 2.0 * self.step_time.relative_error(1, batch)) - plain, 0.0) / batch
+        return requests / (plain + (requests - batch) * each)
 
     def catchup_s(self, lag: int, batch_size: int) -> float:
         """Seconds until the draft has read `lag` tokens of each request."""

@@ -91,7 +91,8 @@ def _fixed(spec: PolicySpec, options: PolicyOptions) -> Policy:
 
 
 def _nightjar(spec: PolicySpec, options: PolicyOptions) -> Policy:
-    from sglang_nightjar.policy.nightjar import NightjarPolicy, NightjarSettings
+    from sglang_nightjar.policy.nightjar import NightjarPolicy
+    from sglang_nightjar.policy.nightjar_settings import NightjarSettings
 
     settings = NightjarSettings(tpot_slo_s=options.tpot_slo_s, first_gamma=FIRST_GAMMA)
     return NightjarPolicy(options.max_gamma, seed=options.seed, settings=settings)

@@ -28,6 +28,10 @@ class Estimates(Protocol):
         """Tokens/s without speculation."""
         ...
 
+    def larger_rate(self, requests: int, state: State) -> float:
+        """Tokens/s without speculation, at the least, of `requests` running instead of the present ones."""
+        ...
+
     def catchup_s(self, lag: int, batch_size: int) -> float:
         """Seconds until the draft has read `lag` tokens of each request."""
         ...
@@ -148,8 +152,7 @@ class ResidencyPlanner:
         growth = self._costs.slots_evicted / self._costs.slots_resident
         # More requests only help as far as there are more: those that wait, and what the running ones still need.
         larger = min(int(state.batch_size * growth), state.batch_size + max(state.queue_length, 1))
-        kv_tokens = int(state.kv_tokens * larger / state.batch_size)
-        added = self._estimates.plain_rate(larger, kv_tokens) - rate
+        added = self._estimates.larger_rate(larger, state) - rate
         if added < self._settings.least_gain * rate:
             return 0.0
         return added * self._settings.horizon_s - rate * 2.0 * self._costs.pause_s

@@ -14,6 +14,7 @@ over as samples arrive and fades again as they age.
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 _KNEES = (16, 32, 64, 128, 256, 512)  # tokens
 _FEATURES = 6 + len(_KNEES)
@@ -26,7 +27,7 @@ _RIDGE = 1e-4
 _BELIEF = 3.0  # steps the regression is worth against a cell's own mean
 _CELL_WINDOW = 256.0  # steps a cell's mean remembers
 _CELL_FADE = 0.9999  # a cell's samples fade by this per step of the server
-_LINE_ERROR = 0.10  # relative error assumed of the regression until it is known
+_LINE_ERROR = 0.10  # relative error assumed of the regression until it is known, for each doubling of the batch
 _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as that much
 _TRUST = 30  # steps before hiccups are told from learning
 
@@ -42,23 +43,22 @@ class StepTime:
         self._weights = [0.0] * _FEATURES
         self._weights[0], self._weights[_DRAFT] = 0.02, 0.002
         self._cells: dict[tuple[int, int], list[float]] = {}  # -> [weight, mean s, mean KV tokens, step of last]
-        self._pending: list[tuple[tuple[float, ...], float]] = []  # features and seconds not yet in the sums
+        self._pending: list[tuple[int, int, int, float]] = []  # (gamma, B, KV, seconds) not yet in the sums
         self._steps = 0
         self._noise = 0.05  # typical relative deviation of a step from its cell
-        self._line_error = _LINE_ERROR  # and of a cell from the regression
+        self._line_errors: dict[int, float] = {}  # and of a cell from the regression, by the batch's bit length
 
     def observe(self, gamma: int, batch_size: int, kv_tokens: int, seconds: float) -> None:
         """Learns one step without prefill."""
         self._steps += 1
-        row = _features(gamma, batch_size, kv_tokens)
-        line = self._line(row)
+        line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
         if self._steps > _TRUST:
             predicted = self._mix(line, cell, weight, kv_tokens)
             seconds = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
             self._noise += 0.02 * (min(abs(seconds / predicted - 1.0), 1.0) - self._noise)
-        self._pending.append((row, seconds))
+        self._pending.append((gamma, batch_size, kv_tokens, seconds))
         if self._steps <= _REFIT_EVERY or len(self._pending) >= _REFIT_EVERY:
             self._fit()
 
@@ -66,7 +66,8 @@ class StepTime:
             self._cells[batch_size, gamma] = [1.0, seconds, float(kv_tokens), float(self._steps)]
             return
         if self._steps > _TRUST and weight > _BELIEF:
-            self._line_error += 0.01 * (min(abs(line / cell[1] - 1.0), 0.5) - self._line_error)
+            known = self._line_errors.get(batch_size.bit_length(), _LINE_ERROR)
+            self._line_errors[batch_size.bit_length()] = known + 0.01 * (min(abs(line / cell[1] - 1.0), 0.5) - known)
         cell[0] = weight = min(weight + 1.0, _CELL_WINDOW)
         cell[1] += (seconds - cell[1]) / weight
         cell[2] += (kv_tokens - cell[2]) / weight
@@ -74,7 +75,7 @@ class StepTime:
 
     def predict(self, gamma: int, batch_size: int, kv_tokens: int) -> float:
         """Seconds of a step; the cell's own mean, moved along KV, weighed against the regression."""
-        line = self._line(_features(gamma, batch_size, kv_tokens))
+        line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
         return self._mix(line, cell, weight, kv_tokens)
@@ -86,14 +87,26 @@ class StepTime:
         own = max(cell[1] + self._weights[_KV] * (kv_tokens - cell[2]), 0.2 * cell[1])
         return (line * _BELIEF + own * weight) / (_BELIEF + weight)
 
-    def _line(self, row: tuple[float, ...]) -> float:
-        return max(sum(map(float.__mul__, self._weights, row)), 1e-6)
+    def _line(self, gamma: int, batch_size: int, kv_tokens: int) -> float:
+        """The regression; written out, since most of its features are 0 and every decision asks for several arms."""
+        weights = self._weights
+        tokens = batch_size * (gamma + 1)
+        seconds = weights[0] + weights[1] * tokens
+        for index, knee in enumerate(_KNEES, 2):
+            if tokens <= knee:
+                break
+            seconds += weights[index] * (tokens - knee)
+        seconds += weights[_KV] * kv_tokens
+        if gamma:
+            seconds = seconds + weights[_KV + 1] + weights[_DRAFT] * gamma + weights[_DRAFT + 1] * (gamma * batch_size)
+        return max(seconds, 1e-6)
 
     def relative_error(self, gamma: int, batch_size: int) -> float:
         """Standard error of `predict`, relative to it: the regression's bias and the cell's noise."""
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
-        error: float = self._line_error * _BELIEF / (_BELIEF + weight) + self._noise / (1.0 + weight) ** 0.5
+        line_error = self._line_errors.get(batch_size.bit_length(), _LINE_ERROR)
+        error: float = line_error * _BELIEF / (_BELIEF + weight) + self._noise / (1.0 + weight) ** 0.5
         return error
 
     def samples(self, gamma: int, batch_size: int) -> float:
@@ -106,8 +119,8 @@ class StepTime:
 
         Steps are taken in several at a time: one by one they would cost more than they teach.
         """
-        rows = np.array([row for row, _ in self._pending])
-        rows /= np.array([[seconds] for _, seconds in self._pending])  # relative errors: the target is 1
+        pending = np.array(self._pending)
+        rows = _features(pending) / pending[:, 3:]  # relative errors: the target is 1
         ages = np.arange(len(rows) - 1, -1, -1)
         discounted = rows * (_KEEP**ages)[:, None]
         self._normal = self._normal * _KEEP ** len(rows) + discounted.T @ rows
@@ -127,33 +140,30 @@ class StepTime:
 
     def snapshot(self) -> dict[str, Any]:
         return {
-            "pending": [[list(row), seconds] for row, seconds in self._pending],
+            "pending": [list(step) for step in self._pending],
             "normal": self._normal.tolist(),
             "target": self._target.tolist(),
             "weights": list(self._weights),
             "cells": [[*key, *cell] for key, cell in self._cells.items()],
             "steps": self._steps,
-            "errors": [self._noise, self._line_error],
+            "noise": self._noise,
+            "line_errors": [list(pair) for pair in self._line_errors.items()],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self._pending = [(tuple(float(value) for value in row), float(seconds)) for row, seconds in saved["pending"]]
+        self._pending = [(int(g), int(b), int(kv), float(seconds)) for g, b, kv, seconds in saved["pending"]]
         self._normal = np.array(saved["normal"], dtype=np.float64)
         self._target = np.array(saved["target"], dtype=np.float64)
         self._weights = [float(value) for value in saved["weights"]]
         self._cells = {(int(b), int(g)): [float(v) for v in cell] for b, g, *cell in saved["cells"]}
         self._steps = int(saved["steps"])
-        self._noise, self._line_error = (float(value) for value in saved["errors"])
+        self._noise = float(saved["noise"])
+        self._line_errors = {int(bits): float(error) for bits, error in saved["line_errors"]}
 
 
-def _features(gamma: int, batch_size: int, kv_tokens: int) -> tuple[float, ...]:
-    tokens = float(batch_size * (gamma + 1))
-    return (
-        1.0,
-        tokens,
-        *[tokens - knee if tokens > knee else 0.0 for knee in _KNEES],
-        float(kv_tokens),
-        1.0 if gamma else 0.0,
-        float(gamma),
-        float(gamma * batch_size),
-    )
+def _features(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """What the coefficients multiply, [steps, `_FEATURES`], of rows that begin with (gamma, B, KV)."""
+    gamma, batch_size, kv_tokens = steps[:, 0], steps[:, 1], steps[:, 2]
+    tokens = batch_size * (gamma + 1.0)
+    over = np.maximum(tokens - np.array(_KNEES)[:, None], 0.0)
+    return np.stack((np.ones_like(tokens), tokens, *over, kv_tokens, gamma > 0, gamma, gamma * batch_size), axis=1)

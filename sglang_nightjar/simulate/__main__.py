@@ -43,9 +43,10 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--rate", type=float, metavar="R", help="with --trace: scale its mean rate to R requests/s")
     p.add_argument("--suite", choices=("regret", "paper"), help="run a suite instead of a scenario")
     p.add_argument("--replay", metavar="FILE", help="put --policies in the place of the one that wrote this journal")
+    p.add_argument("--measure", nargs="+", metavar="FILE", help="make a set-up file (--json) of a server's journals")
     p.add_argument("--quick", action="store_true", help="with --suite: a small version, to see that it works")
     p.add_argument("--json", metavar="FILE", help="write every figure")
-    p.add_argument("--plot", metavar="FILE.png", help="draw the first seed's run over time (needs matplotlib)")
+    p.add_argument("--plot", metavar="FILE.png", help="draw the first seed over time, or a suite's main figure")
     p.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
     return p
 
@@ -58,15 +59,26 @@ def main(arguments: list[str] | None = None) -> int:
             raise UserError(f"--seeds is {options.seeds}; at least one run is needed")
         if options.rate is not None and not options.rate > 0:
             raise UserError(f"--rate is {options.rate}; it must be above 0")
-        if options.json:
-            _writable(options.json)
-        figures = _replay(options) if options.replay else _suite(options) if options.suite else _scenario(options)
+        for name in (options.json, options.plot):
+            if name:
+                _writable(name)
+        if options.plot:
+            from sglang_nightjar.simulate.plots import drawing
+
+            drawing()
+        figures = _figures(options)
         if options.json:
             Path(options.json).write_bytes(as_json(figures))
     except UserError as error:
         print(f"[nightjar] error: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _figures(options: argparse.Namespace) -> Any:
+    if options.measure:
+        return _measure(options)
+    return _replay(options) if options.replay else _suite(options) if options.suite else _scenario(options)
 
 
 def _writable(name: str) -> None:
@@ -81,15 +93,23 @@ def _suite(options: argparse.Namespace) -> Any:
     policies = options.policies.split(",") if options.policies != parser().get_default("policies") else None
     for name in policies or ():
         check_name(name)
+    plain = {"seeds": options.seeds, "jobs": options.jobs, "quick": options.quick}
     if options.suite == "regret":
         from sglang_nightjar.simulate import suite_regret
 
-        return suite_regret.run_suite(policies, seeds=options.seeds, jobs=options.jobs, quick=options.quick)
-    from sglang_nightjar.simulate import suite_paper
+        figures = suite_regret.run_suite(policies, **plain)
+    else:
+        from sglang_nightjar.simulate import suite_paper
 
-    return suite_paper.run_suite(
-        policies, seeds=options.seeds, jobs=options.jobs, quick=options.quick, trace=options.trace
-    )
+        figures = suite_paper.run_suite(policies, **plain, trace=options.trace)
+    if options.plot:
+        from sglang_nightjar.simulate import plots
+
+        if options.suite == "regret":
+            plots.plot_regret(figures["summary"], options.plot)
+        else:
+            plots.plot_closed(figures["closed"], options.plot)
+    return figures
 
 
 def _replay(options: argparse.Namespace) -> Any:
@@ -103,6 +123,18 @@ def _replay(options: argparse.Namespace) -> Any:
     return {"level": "L1", "journal": options.replay, "results": [vars(result) for result in results]}
 
 
+def _measure(options: argparse.Namespace) -> Any:
+    from sglang_nightjar.simulate.from_journal import measure
+
+    if not options.json:
+        raise UserError("--measure makes a set-up file: say where with --json FILE.json")
+    points = measure([Path(name) for name in options.measure], Path(options.json).stem)
+    print(f"{points.name}: milliseconds of a decode step by batch size, from {points.source}")
+    rows = [(gamma, *(1e3 * s for s in row)) for gamma, row in zip(points.gammas, points.seconds, strict=True)]
+    print(table(("gamma", *map(str, points.batches)), rows))
+    return points
+
+
 def _scenario(options: argparse.Namespace) -> Any:
     if not options.scenario:
         raise UserError(f"give --scenario NAME or --suite; known scenarios: {', '.join(built_in())}")
@@ -110,8 +142,6 @@ def _scenario(options: argparse.Namespace) -> Any:
     if options.trace:
         scenario = with_trace(scenario, options.trace, options.rate)
     policies = [check_name(name.strip()) for name in options.policies.split(",")]
-    if options.plot:
-        _writable(options.plot)
     seeds = options.seeds or 3
     tasks = [(scenario, policy, seed) for policy in policies for seed in range(seeds)]
     results: list[Result] = run_all(run_scenario, tasks, options.jobs, scenario.name)

@@ -17,7 +17,7 @@ from typing import Any
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.observe.journal import read_journal
 from sglang_nightjar.policy.acceptance import Acceptance
-from sglang_nightjar.policy.base import Observation, Residency, State, StepKind
+from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, StepKind
 from sglang_nightjar.policy.registry import PolicyOptions, make_policy, parse_policy
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
@@ -51,19 +51,15 @@ class Recording:
 
     def __init__(self, path: Path) -> None:
         """Raises `UserError` where the file is no journal or too short."""
-        try:
-            records = read_journal(path)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--replay {path}: {error}; give a file written by --nightjar-journal") from None
         self.states: list[State] = []
         self.steps: list[Observation] = []
         pending: State | None = None
-        for record in records:
+        for record in records_of(path, "--replay"):
             if record.get("record") == "state":
-                pending = _build(State, record)
+                pending = build(State, record)
             elif record.get("record") == "step" and record.get("batch_size", 0) > 0 and pending is not None:
                 self.states.append(pending)
-                self.steps.append(_build(Observation, record))
+                self.steps.append(build(Observation, record))
         if len(self.steps) < _LEAST_STEPS:
             raise UserError(f"--replay {path} has {len(self.steps)} decode steps; at least {_LEAST_STEPS} are needed")
         self.max_gamma = max(max(step.gamma for step in self.steps), 1)
@@ -79,8 +75,8 @@ class Recording:
             self.switch_cost.observe(step.catchup_tokens / step.batch_size, step.batch_size, step.catchup_seconds)
         if step.gamma > 0 and step.drafted in (-1, step.batch_size):
             self.acceptance.observe(step.gamma, step.committed)
-        if step.gamma == 0 or step.drafted in (-1, step.batch_size):
-            seconds = max(step.seconds - step.catchup_seconds, 1e-6)
+        if tells_step_time(step):
+            seconds = step.seconds - step.catchup_seconds
             self.step_time.observe(step.gamma, step.batch_size, step.kv_tokens, seconds)
 
     def recorded(self) -> Replayed:
@@ -132,7 +128,22 @@ def replay(path: Path, policies: Sequence[str], seed: int = 0) -> list[Replayed]
     return [recording.recorded(), *(recording.replay(name, seed) for name in policies)]
 
 
-def _build(kind: Any, record: dict[str, Any]) -> Any:
+def records_of(path: Path, option: str) -> list[dict[str, Any]]:
+    """The journal's records; `UserError` names the `option` it was given with."""
+    try:
+        return read_journal(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option} {path}: {error}; give a file written by --nightjar-journal") from None
+
+
+def tells_step_time(step: Observation) -> bool:
+    """Whether a step was decoding alone and all of it at one gamma, so that its seconds are that cell's."""
+    whole = step.gamma == 0 or step.drafted in (-1, step.batch_size)
+    return whole and step.prefill_tokens == 0 and step.seconds - step.catchup_seconds >= LEAST_SECONDS
+
+
+def build(kind: Any, record: dict[str, Any]) -> Any:
+    """A `State` or an `Observation` of its record."""
     fields = {name: value for name, value in record.items() if name in kind.__slots__}
     if "committed" in fields:
         fields["committed"] = tuple(fields["committed"])

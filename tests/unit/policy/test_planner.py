@@ -26,6 +26,9 @@ class Worthless:
     def plain_rate(self, batch_size: int, kv_tokens: int) -> float:
         return 40.0 * batch_size
 
+    def larger_rate(self, requests: int, state: State) -> float:
+        return self.plain_rate(requests, 0)
+
     def catchup_s(self, lag: int, batch_size: int) -> float:
         return 0.01
 

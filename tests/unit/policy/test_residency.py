@@ -33,6 +33,9 @@ class Told:
     def plain_rate(self, batch_size: int, kv_tokens: int) -> float:
         return min(self.each * batch_size, self.most)
 
+    def larger_rate(self, requests: int, state: State) -> float:
+        return self.plain_rate(requests, 0)
+
     def catchup_s(self, lag: int, batch_size: int) -> float:
         return self.catchup
 

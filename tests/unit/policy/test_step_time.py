@@ -60,6 +60,12 @@ def test_the_mean_of_the_cell_takes_over() -> None:
     assert step_time.samples(2, 32) > 100
 
 
+def test_little_is_claimed_of_batches_far_from_any_seen() -> None:
+    step_time = taught([(gamma, 8) for gamma in range(6)], 100)
+    assert step_time.relative_error(3, 9) < 0.08
+    assert step_time.relative_error(0, 192) > 0.1
+
+
 def test_a_cell_follows_when_its_steps_get_slower() -> None:
     step_time = taught([(3, 16)], 400)
     for _ in range(500):

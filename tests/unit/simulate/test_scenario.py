@@ -1,6 +1,7 @@
 """Scenario files, measured points, the command line."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,11 @@ def test_mistakes_on_the_command_line(arguments: list[str], expected: str, capsy
     assert main(arguments) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1 and expected in lines[0]
+
+
+def test_a_picture_without_matplotlib_is_refused_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main(["--suite", "paper", "--plot", str(tmp_path / "p.png")]) == 1
+    assert "pip install matplotlib" in capsys.readouterr().err
