@@ -32,6 +32,9 @@ sys.path[0] = str(ROOT / "tests")
 from serving import Server, serve  # noqa: E402
 from workload import nightjar  # noqa: E402
 
+sys.path.append(str(ROOT / "bench"))
+from journals import moves, timeline  # noqa: E402
+
 POLICIES = "off,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar"
 LOADS = "c1,c4,c16,c48,ramp"
 METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
@@ -81,7 +84,7 @@ def main() -> None:
                         samples.append(run_load(server, policy, load, repeat, prompts, options, Path(folder)))
                         print(f"[bench] {samples[-1]}", file=sys.stderr, flush=True)
                     samples[-1]["retractions"] = server.log.read_text(errors="replace").count("Retract requests")
-                samples[-1]["timeline"] = timeline(journal)
+                samples[-1] |= {"timeline": timeline(journal), "moves": moves(journal)}
                 if options.journals and journal.exists():
                     shutil.copy(journal, options.journals)
                 options.json.write_text(json.dumps({"options": vars(options), "samples": samples}, default=str) + "\n")
@@ -203,26 +206,6 @@ def write_trace(options: argparse.Namespace, folder: Path) -> Path:
             lengths["output_length"] = max(2, int(row["GeneratedTokens"]) // 8)
             out.write(json.dumps({"timestamp": milliseconds, "hash_ids": [number], **lengths}) + "\n")
     return path
-
-
-def timeline(journal: Path) -> list[list[float]]:
-    """[time s, batch size, gamma, KV slots, residency] of the decisions in a server's journal, thinned to about 500,
-    the largest batch among them."""
-    if not journal.exists():
-        return []
-    points: list[list[float]] = []
-    state = None
-    for line in journal.read_text().splitlines():
-        record = json.loads(line)
-        if record["record"] == "state":
-            state = record
-        elif record["record"] == "directive" and state is not None:
-            points.append(
-                [state["now_s"], state["batch_size"], record["gamma"], state["total_slots"], state["residency"]]
-            )
-    step = max(1, len(points) // 500)
-    largest = max(range(len(points)), key=lambda index: points[index][1], default=0)
-    return [point for index, point in enumerate(points) if index % step == 0 or index == largest]
 
 
 def summary(samples: list[dict[str, Any]]) -> str:
