@@ -45,7 +45,6 @@ def _worker_hooks() -> tuple[Any, ...]:
     """The modules whose hooks the processes that compute need."""
     from sglang_nightjar.patches import (
         admin,
-        capacity,
         elastic,
         finish,
         lockstep,
@@ -56,4 +55,4 @@ def _worker_hooks() -> tuple[Any, ...]:
         slots,
     )
 
-    return admin, capacity, elastic, finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots
+    return admin, elastic, finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots

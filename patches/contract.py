@@ -41,6 +41,9 @@ srt.batch_invariant_ops.batch_invariant_ops
 srt.configs.model_config
     ModelConfig.get_num_kv_heads(tensor_parallel_size, ...)
     ModelConfig{num_hidden_layers, head_dim}
+srt.entrypoints.http_server
+    app
+    _global_state
 srt.entrypoints.engine
     Engine{shutdown, generate}
     _set_envs_and_config(server_args)
@@ -99,7 +102,7 @@ srt.managers.io_struct
     SetInternalStateReq
 srt.managers.schedule_batch
     ReqKvInfo{req_pool_idx, kv_allocated_len, kv_committed_len}
-    Req{is_retracted, kv}
+    Req{is_retracted, kv, cached_tokens}
     Req{rid, origin_input_ids, output_ids, sampling_params, eos_token_ids, tokenizer}
     Req{finished, finished_len, grammar, to_finish}
     Req.update_finish_state(new_accepted_len)
@@ -113,7 +116,7 @@ srt.managers.scheduler
     Scheduler.emit_metrics_constants()
     Scheduler.maybe_sleep_on_idle()
     Scheduler{running_batch, last_batch, chunked_req, waiting_queue, token_to_kv_pool_allocator, tree_cache}
-    Scheduler{max_total_num_tokens, max_running_requests, tp_worker, metrics_reporter}
+    Scheduler{max_total_num_tokens, max_running_requests, tp_worker}
     Scheduler{invariant_checker, pool_stats_observer, load_inquirer, kv_events_publisher}
 srt.managers.scheduler_components.internal_state
     SchedulerInternalStateController._add_speculative(state)
@@ -121,14 +124,11 @@ srt.managers.scheduler_components.internal_state
     UpdateRejected
     _UpdateHandler(validate, apply)
 srt.managers.scheduler_components.invariant_checker
-    SchedulerInvariantChecker._check_full_pool(ps, uncached)
-    SchedulerInvariantChecker{max_total_num_tokens, token_to_kv_pool_allocator}
+    SchedulerInvariantChecker{max_total_num_tokens}
 srt.managers.scheduler_components.kv_events_publisher
     SchedulerKvEventsPublisher{max_total_num_tokens}
 srt.managers.scheduler_components.load_inquirer
     SchedulerLoadInquirer{max_total_num_tokens}
-srt.managers.scheduler_components.metrics_reporter
-    SchedulerMetricsReporter{recent_cache_hit_rate}
 srt.managers.scheduler_components.pool_stats_observer
     SchedulerPoolStatsObserver{max_total_num_tokens}
 srt.managers.scheduler_components.request_receiver
@@ -154,6 +154,7 @@ srt.mem_cache.allocation
 srt.mem_cache.allocation_sizing
     get_alloc_reserve_per_decode()
 srt.mem_cache.allocator.base
+    BaseTokenToKVPoolAllocator.max_new_tokens_for_memory(input_tokens, max_new_tokens, token_capacity, ...)
     BaseTokenToKVPoolAllocator{available_size, get_all_free_pages, free_group, free_pages}
 srt.mem_cache.allocator.paged
     PagedTokenToKVPoolAllocator(size, page_size, dtype, device, kvcache, need_sort)
@@ -206,7 +207,7 @@ srt.mem_cache.unified_cache.unified_tree_core_interface
 srt.mem_cache.unified_radix_cache
     UnifiedRadixCache.evict(params)
     UnifiedRadixCache._evict_device_leaf(node_id, tracker)
-    UnifiedRadixCache{tree_core, tree_components}
+    UnifiedRadixCache{tree_core, tree_components, evictable_size}
 srt.model_executor.forward_batch_info
     CaptureHiddenMode{NULL}
     ForwardBatch{batch_size, extend_seq_lens, forward_mode, input_ids, out_cache_loc, positions, req_pool_indices}
@@ -297,6 +298,10 @@ srt.utils.auth
     auth_level(level)
 srt.utils.common
     kill_process_tree
+srt.utils.cuda_vmm_utils
+    make_device_allocation_prop
+    make_rw_access_desc
+    tensor_from_pointer
 srt.utils.hf_transformers.common
     get_context_length(config)
 srt.utils.hf_transformers.config

@@ -22,12 +22,12 @@ from sglang_nightjar.patches import kv_holders
 from sglang_nightjar.patches.capacity import set_capacity
 from sglang_nightjar.patches.hooks import require_applied
 from sglang_nightjar.patches.lockstep import scheduler_of_rank
+from sglang_nightjar.platform.names import TREE_CORE, TREE_CORE_VARIABLE
 from sglang_nightjar.policy.residency import ResidencyCosts, ResidencyPlanner, ResidencySettings
 
 BUILD = "sglang.srt.mem_cache.kv_cache_configurator.KVCacheConfigurator._build_token_to_kv_pool_allocator"
 SLEEP = "sglang.srt.managers.scheduler.Scheduler.maybe_sleep_on_idle"
 
-_TREE_CORE = "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND"
 _NAP_S = 0.002  # between iterations of an idle server whose draft is moving
 _STEP_S = 0.05  # a decode step, until reloads have been timed: one chunk is copied per step
 _SETTLE_S = 5.0
@@ -54,10 +54,7 @@ def stay_awake(original: Callable[..., Any], scheduler: Any) -> Any:
 
 def make_store(target: Any, draft: Any) -> DraftStore:
     """Moves the loaded draft's weights onto an arena; before any pool is made. Arguments: model runners."""
-    chosen = os.environ.setdefault(_TREE_CORE, kv_holders.BACKEND)
-    if chosen != kv_holders.BACKEND:
-        raise RuntimeError(f"{_TREE_CORE}={chosen} keeps Nightjar from the radix tree; unset it, or give "
-                           "--nightjar-elastic off")  # fmt: skip
+    os.environ[TREE_CORE_VARIABLE] = TREE_CORE  # read when the tree is made, after the pools
     folder = cache_root()
     folder.mkdir(parents=True, exist_ok=True)
     store = DraftStore(draft.model, posix_arena, shared_with=target.model, folder=folder)
@@ -87,8 +84,7 @@ def attach(own: controller.Controller, target: Any, draft_worker: Any, store: Dr
     move_s = time_moving(target.token_to_kv_pool)
 
     def keep_cached() -> bool:
-        reuse = kv_holders.SchedulerHolders(scheduler_of_rank()).reuse_probability()
-        return MoveCosts(move_s, own.prefill_token_s).worth_moving(reuse)
+        return MoveCosts(move_s, own.prefill_token_s).worth_moving(own.hits.value)
 
     settle_s = min(_SETTLE_S, config.cooldown_s)
     own.memory = Elastic(

@@ -14,8 +14,8 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import register_tree_core_backend, resolve_tree_core_backend
 
 from sglang_nightjar.memory.relocate import CachedNode
+from sglang_nightjar.platform.names import TREE_CORE
 
-BACKEND = "nightjar"  # a value of SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND
 _TIDY_AT = 4096  # remembered nodes before those the tree has dropped are forgotten
 
 
@@ -115,17 +115,19 @@ class SchedulerHolders:
     def evict(self, slots: int) -> int:
         return int(self._tree.evict(EvictParams(num_tokens=slots)).num_tokens_evicted)
 
-    def reuse_probability(self) -> float:
-        """The share of prompt tokens that the cache has served lately."""
-        return float(self._scheduler.metrics_reporter.recent_cache_hit_rate)
+    def evictable(self) -> int:
+        return int(self._tree.evictable_size())
+
+    def prefilling(self) -> bool:
+        return self._scheduler.chunked_req is not None
 
 
 def install() -> None:
-    """Registers the core under `BACKEND`."""
+    """Registers the core under `TREE_CORE`."""
 
     def make(params: Any, components: Any) -> RustUnifiedTreeCore:
         if resolve_tree_core_backend("rust", params) != "rust":
             raise RuntimeError("elastic memory needs SGLang's Rust radix tree core; use --nightjar-elastic off")
         return RecordingTreeCore(params)
 
-    register_tree_core_backend(BACKEND, make)
+    register_tree_core_backend(TREE_CORE, make)

@@ -6,6 +6,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar import controller
+from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches.hooks import require_applied
 from sglang_nightjar.patches.lockstep import free_slots
 from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, StepKind
@@ -33,6 +34,9 @@ def report_outcome(original: Callable[..., Any], scheduler: Any, batch: Any, res
         seen = Observation(
             StepKind.PREFILL, 0, own.gamma, (), seconds, prefill_tokens=int(batch.extend_num_tokens or 0)
         )
+        for req in reqs:
+            if req is not scheduler.chunked_req:
+                own.hits.add(len(req.origin_input_ids), req.cached_tokens)
         own.finished(seen, None)
         return answer
     facts = own.worker.last_step
@@ -46,7 +50,7 @@ def _observation(
     reqs: list[Any],
     done_before: list[bool],
     lens: list[int],
-    facts: controller.StepFacts,
+    facts: StepFacts,
     seconds: float,
 ) -> Observation:
     committed = [0] * (facts.gamma + 1)

@@ -20,6 +20,7 @@ from sglang_nightjar.coordination.coordinator import Coordinator
 from sglang_nightjar.coordination.messages import Directive, Turn, decode, encode
 from sglang_nightjar.coordination.transport import NoTransport, ZmqTransport, endpoint_in, run_folder
 from sglang_nightjar.elastic import Elastic
+from sglang_nightjar.observe.counters import Counters, HitRate, StepFacts
 from sglang_nightjar.observe.journal import Journal
 from sglang_nightjar.policy.base import Decision, Observation, Residency, State
 from sglang_nightjar.policy.planner import Planner
@@ -33,40 +34,6 @@ _LEAST_CATCHUP = 64  # tokens: a budget below this would never get anywhere
 
 
 @dataclass(slots=True)
-class Counters:
-    """What has happened since the start, as `/server_info` shows it.
-
-    Attributes:
-        steps_by_gamma: decode steps at each gamma.
-        switches: changes between gamma 0 and above.
-        committed, drafted: tokens committed by drafting requests and how often they drafted.
-        rejected: drafts that were verified and not accepted.
-        catchup_tokens, catchup_seconds: lagging tokens the draft has read, and the time it took.
-    """
-
-    steps_by_gamma: list[int]
-    switches: int = 0
-    committed: int = 0
-    drafted: int = 0
-    rejected: int = 0
-    catchup_tokens: int = 0
-    catchup_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """What the worker did in one decode step. `drafted`: requests that drafted; `tokens`: what those committed;
-    `rejected`: their drafts that were verified and not accepted."""
-
-    gamma: int
-    drafted: int = 0
-    tokens: int = 0
-    rejected: int = 0
-    catchup_tokens: int = 0
-    catchup_seconds: float = 0.0
-
-
-@dataclass(slots=True)
 class Controller:
     """The directive in force, and the planner behind it on rank 0.
 
@@ -75,9 +42,12 @@ class Controller:
         directive: in force since the last `apply`.
         worker: set by the speculative worker that carries directives out.
         channel: the asynchronous side: rank 0's coordinator, another rank's agent.
+        constant: gamma of a policy that never chooses another; such a policy is asked when gamma must be
+            restored and not otherwise.
         elastic: whether the draft may leave; `memory` is how, once the pools are made.
         draft_bytes: that leave with the draft: its weights, and its KV per slot.
         prefill_token_s: seconds to compute one prompt token, as lately measured.
+        hits: how much of the prompts the radix cache has served lately.
         clock: monotonic seconds.
     """
 
@@ -89,10 +59,12 @@ class Controller:
     clock: Callable[[], float] = time.monotonic
     worker: Any = None
     channel: Coordinator | Agent | None = None
+    constant: int | None = None
     elastic: bool = False
     memory: Elastic | None = None
     draft_bytes: tuple[int, int] = (0, 0)
     prefill_token_s: float = 0.0
+    hits: HitRate = field(default_factory=HitRate)
     directive: Directive = field(init=False)
     counters: Counters = field(init=False)
     _per_catchup_token_s: float = 1e-3  # until a catch-up has been timed
@@ -127,7 +99,14 @@ class Controller:
         (the last one is used up, or the batch is another)."""
         if self.planner is None:
             return False
-        return (batch_size > 0 and batch_size != self._decided_for) or (self.memory is not None and self.memory.due)
+        if self.memory is not None and self.memory.due:
+            return True
+        return batch_size > 0 and batch_size != self._decided_for and not self._settled()
+
+    def _settled(self) -> bool:
+        """Whether the policy would say what is in force anyway, and nobody records that it was asked."""
+        wanted = self.constant if self.residency is Residency.RESIDENT else 0
+        return self.constant is not None and self.journal is None and self.directive.step > 0 and self.gamma == wanted
 
     def propose(self, state: State | None) -> bytes:
         """Rank 0: decides, and returns the bytes every rank must `apply`. `state`: None where nothing decodes."""
@@ -210,10 +189,20 @@ class Controller:
             spent = seen.seconds / seen.prefill_tokens
             self.prefill_token_s += 0.1 * (spent - self.prefill_token_s) if self.prefill_token_s else spent
         if self.planner is not None:
-            self.planner.observe(seen)
+            self._observe(seen)
             if self.journal is not None:
                 self.journal.write("step", {**msgspec.to_builtins(seen), "draft_forwards": self._draft_forwards()})
             self._log()
+
+    def _observe(self, seen: Observation) -> None:
+        """A step no policy can learn from, such as one that took an hour, is counted and does no harm."""
+        assert self.planner is not None, "only rank 0 learns"
+        try:
+            self.planner.observe(seen)
+        except ValueError as error:
+            if self.counters.refused_steps == 0:
+                logger.warning("the policy refuses a step, and those that follow without a word: %s", error)
+            self.counters.refused_steps += 1
 
     def report(self) -> dict[str, Any]:
         """For `/server_info`."""
@@ -229,6 +218,7 @@ class Controller:
             "draft_forwards": self._draft_forwards(),
             "catchup_tokens": counters.catchup_tokens,
             "catchup_seconds": counters.catchup_seconds,
+            "refused_steps": counters.refused_steps,
             "channel": channel,
             "memory": None if self.memory is None else self.memory.report(),
         }
@@ -282,6 +272,7 @@ def start(config: NightjarConfig, *, rank: int, max_gamma: int, ranks: int = 1) 
     _current = Controller(
         planner=planner,
         max_gamma=max_gamma,
+        constant=spec.gamma if spec.fixed else None,
         initial_gamma=spec.gamma if spec.fixed else min(FIRST_GAMMA, max_gamma),
         catchup_budget_s=config.catchup_budget_ms / 1e3,
         journal=Journal(config.journal_path, rank) if config.journal else None,

@@ -70,20 +70,18 @@ class Elastic:
         return self.memory.refusal(asked.turn)
 
     def refusal(self, turn: Turn) -> str | None:
-        """Why `turn` cannot begin now, or None."""
-        if self._transitions is not None and self._transitions.in_progress:
-            return "another transition is in progress"
+        """Why `turn` cannot begin now, or None; the same on every rank at the same step."""
         return self.memory.refusal(turn)
 
     def want(self, turn: Turn, step: int, *, by_hand: bool = False) -> None:
         """Rank 0 asks the others about `turn`; directive `step` is the first that may carry it."""
         if self._transitions is None or self._transitions.in_progress:
             return
-        if by_hand:
-            self._held_until_s = self._clock() + self._hold_s
-        elif self._clock() < self._held_until_s:
+        if not by_hand and self._clock() < self._held_until_s:
             return
         self._transitions.want(turn, step, self.memory.refusal(turn))
+        if by_hand and self._transitions.in_progress:
+            self._held_until_s = self._clock() + self._hold_s
 
     def want_move(self, move: Move, step: int) -> None:
         """The same for a planner's decision."""
@@ -120,8 +118,10 @@ class Elastic:
         if directive.turn is Turn.NONE:
             return
         self._epoch = directive.epoch
-        if directive.turn.begins and isinstance(self._channel, Agent):
-            self._channel.commit(directive.epoch)
+        if isinstance(self._channel, Agent):
+            self._channel.over()
+            if directive.turn.begins:
+                self._channel.commit(directive.epoch)
         self.memory.make(directive.turn, directive.slots, directive.keep_cached)
 
     def report(self) -> dict[str, Any]:

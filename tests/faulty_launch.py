@@ -3,8 +3,9 @@
     FAULT_FILE=/tmp/fault python -m faulty_launch ...
 
 The file holds one of: `commit:evict`, `commit:reload` (no memory for that thread), `thread` (the reload
-thread dies), `refuse` (every rank but 0 refuses), `silent` (every rank but 0 stops reading), or nothing.
-The patches are made before the server's processes are forked, so all of them have them.
+thread dies), `mirror` (it does not hold what was written), `refuse` (every rank but 0 refuses), `silent`
+(every rank but 0 stops reading), or nothing. The patches are made before the server's processes are forked, so all
+of them have them.
 """
 
 import os
@@ -41,7 +42,13 @@ def install() -> None:
     def faulty_reload(self: DraftStore, *words: Any) -> None:
         if armed() == "thread":
             raise ZeroDivisionError("injected: the thread dies")
-        reload(self, *words)
+        checksum = self.checksum
+        if armed() == "mirror":
+            self.checksum = "another"
+        try:
+            reload(self, *words)
+        finally:
+            self.checksum = checksum
 
     def faulty_poll(self: Agent) -> None:
         if armed() != "silent":

@@ -16,6 +16,8 @@ from sglang_nightjar.coordination.messages import (
 )
 from sglang_nightjar.coordination.transport import Transport
 
+_REPEAT_EVERY = 64  # polls, one per scheduler iteration
+
 
 class Agent:
     """One rank's.
@@ -34,6 +36,8 @@ class Agent:
         self._ended = 0  # the newest epoch that was aborted or committed
         self._newest = 0  # the newest epoch asked for
         self._reason: str | None = None  # why it was refused, if it was
+        self._done: Done | None = None  # said again now and then until the transition is over
+        self._polls = 0
         self.prepared: Prepare | None = None
         self.strange = 0
         self.unsent = 0
@@ -44,6 +48,9 @@ class Agent:
 
     def poll(self) -> None:
         """Reads what has arrived and answers. Never waits."""
+        self._polls += 1
+        if self._done is not None and self._polls % _REPEAT_EVERY == 0:
+            self._send(self._done)
         for data in self._transport.receive():
             try:
                 message = decode_message(data)
@@ -79,7 +86,12 @@ class Agent:
 
     def done(self, epoch: int, reason: str | None) -> None:
         """This rank's work of the transition has ended, well or for a reason."""
-        self._send(Done(self._rank, epoch, reason))
+        self._done = Done(self._rank, epoch, reason)
+        self._send(self._done)
+
+    def over(self) -> None:
+        """The transition has ended or is undone: its end need not be told any more."""
+        self._done = None
 
     def tell(self, epoch: int, step: int, digest: int) -> None:
         """Sends where this rank is."""

@@ -75,8 +75,3 @@ class Background:
         """Why it failed, once it has ended; None where it ended well."""
         assert not self.running, "it has not ended"
         return self._failure if self._ended else "the thread died"
-
-    def stop(self) -> None:
-        """Ends it before its next chunk, and waits for that."""
-        self.pace.cancel()
-        self._thread.join()

@@ -12,6 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class DraftStore:
     """Moves a loaded model onto an arena, and its weights between that and the mirror.
 
     Attributes:
-        nbytes: bytes the weights take on the device, alignment included; what they may be moved in.
+        nbytes: bytes the weights take on the device, with alignment and what modules derive from them.
         checksum: BLAKE2b of them.
     """
 
@@ -48,7 +49,7 @@ class DraftStore:
         """Moves every parameter and buffer of `model` that is not also one of `shared_with`.
 
         Modules whose `quant_method` derives something from the weights are told: `weights_moved(module)` now and
-        after every reload, `weights_gone(module)` at every eviction.
+        after every reload, `weights_gone(module)` at every eviction; `derived_bytes(module)` is what it takes.
 
         Args:
             make_arena: reserves at least so many bytes of device address space.
@@ -62,15 +63,17 @@ class DraftStore:
             placed.append(_Placed(tensor, end))
             end += -(-tensor.numel() * tensor.element_size() // _ALIGNMENT) * _ALIGNMENT
         self._arena = make_arena(end)
-        self.nbytes = self._arena.size
-        self._arena.commit(0, self.nbytes)
-        self._bytes = self._arena.tensor(0, (self.nbytes,), torch.uint8)
+        self._size = self._arena.size
+        self._arena.commit(0, self._size)
+        self._bytes = self._arena.tensor(0, (self._size,), torch.uint8)
         for place in placed:
             view = self._arena.tensor(place.start, place.tensor.shape, place.tensor.dtype)
             view.copy_(place.tensor)
             with torch.no_grad():
                 place.tensor.set_(view)
-        self._tell("weights_moved")
+        for tell in self._listeners("weights_moved"):
+            tell()
+        self.nbytes = self._size + sum(nbytes() for nbytes in self._listeners("derived_bytes"))
         self._file = tempfile.TemporaryFile(prefix="nightjar-draft-", dir=folder)  # noqa: SIM115  # kept open
         self._file.write(memoryview(self._bytes.numpy()))
         self._file.flush()
@@ -83,23 +86,23 @@ class DraftStore:
 
     def release(self) -> None:
         """Gives the device memory back; touching a weight is a fault from now on."""
-        self._tell("weights_gone")
-        self._arena.decommit(0, self.nbytes)
+        self._forget()
 
     def reload(self, chunk_bytes: int, before_chunk: Callable[[], None]) -> None:
         """Takes device memory and copies the weights back; meant for a thread of its own.
 
         Args:
-            before_chunk: called before every `chunk_bytes`: it waits until so much may be copied, or raises.
+            before_chunk: called before every `chunk_bytes`, and before each module derives something anew: it waits
+                until that may be done, or raises.
         Raises:
             CommitError: there is no memory; nothing has changed.
             MirrorError: the mirror is broken; the memory is given back.
         """
-        self._arena.commit(0, self.nbytes)
+        self._arena.commit(0, self._size)
         try:
             digest = hashlib.blake2b()
             target = memoryview(self._bytes.numpy())
-            for start in range(0, self.nbytes, chunk_bytes):
+            for start in range(0, self._size, chunk_bytes):
                 before_chunk()
                 chunk = target[start : start + chunk_bytes]
                 self._read(chunk, start)
@@ -108,9 +111,11 @@ class DraftStore:
                 raise MirrorError(
                     f"the draft's weights read back as {digest.hexdigest()[:12]}, not {self.checksum[:12]}"
                 )
-            self._tell("weights_moved")
+            for tell in self._listeners("weights_moved"):
+                before_chunk()
+                tell()
         except BaseException:
-            self._arena.decommit(0, self.nbytes)
+            self._forget()
             raise
 
     def verify(self) -> None:
@@ -122,26 +127,33 @@ class DraftStore:
     def intact(self) -> str | None:
         """Why the mirror could not be read back, as far as a look at its size tells; None where it could."""
         size = os.fstat(self._file.fileno()).st_size
-        return None if size == self.nbytes else f"the mirror of the draft has {size} bytes, not {self.nbytes}"
+        return None if size == self._size else f"the mirror of the draft has {size} bytes, not {self._size}"
 
     def _read(self, chunk: memoryview, start: int) -> None:
         done = 0
         while done < len(chunk):
             count = os.preadv(self._file.fileno(), [chunk[done:]], start + done)
             if count == 0:
-                raise MirrorError(f"the mirror of the draft ends at {start + done} of {self.nbytes} bytes")
+                raise MirrorError(f"the mirror of the draft ends at {start + done} of {self._size} bytes")
             done += count
 
     def _digest(self) -> str:
         return hashlib.blake2b(memoryview(self._bytes.numpy())).hexdigest()
 
-    def _tell(self, event: str) -> None:
+    def _forget(self) -> None:
+        for tell in self._listeners("weights_gone"):
+            tell()
+        _return_freed_memory()
+        self._arena.decommit(0, self._size)
+
+    def _listeners(self, event: str) -> list[Callable[[], Any]]:
+        """What to call about `event`: one function per module that wants to know."""
+        found: list[Callable[[], Any]] = []
         for module in self._model.modules():
-            listener: Any = getattr(getattr(module, "quant_method", None), event, None)
+            listener = getattr(getattr(module, "quant_method", None), event, None)
             if listener is not None:
-                listener(module)
-        if event == "weights_gone":
-            _return_freed_memory()
+                found.append(partial(listener, module))
+        return found
 
 
 def _tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:

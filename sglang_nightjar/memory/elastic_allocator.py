@@ -16,7 +16,7 @@ Source: arXiv 2512.22420, elastic memory. Upstream seams: `mem_cache.allocator.t
 `mem_cache.allocator.paged.PagedTokenToKVPoolAllocator`; the latter by `SRTPlatform.get_paged_allocator_cls`.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.mem_cache.allocator.base import BaseTokenToKVPoolAllocator
@@ -35,6 +35,7 @@ class ElasticAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
     free_pages: torch.Tensor  # int64, sorted
     _ceiling: int | None = None  # the highest page handed out; None: any
     _withheld: torch.Tensor  # free pages above the ceiling, in any order
+    _least_size: int | None = None  # the smallest the pool has been: what it began with, since it grows first
 
     def clear(self) -> None:
         """Everything free, as upstream; the ceiling stays."""
@@ -65,6 +66,14 @@ class ElasticAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         self.merge_and_sort_free()
         return super().alloc(need_size)
 
+    def max_new_tokens_for_memory(
+        self, input_tokens: int, max_new_tokens: int, *, token_capacity: int, **others: Any
+    ) -> int | None:
+        """As upstream, for the smallest pool there may be: who is admitted must fit after the pool has shrunk."""
+        least = min(token_capacity, self._least_size or self.size)
+        fitting = super().max_new_tokens_for_memory(input_tokens, max_new_tokens, token_capacity=least, **others)
+        return None if fitting is None else int(fitting)
+
     # -- a pool that changes size --
 
     def grow(self, size: int) -> None:
@@ -73,6 +82,7 @@ class ElasticAllocator(BaseTokenToKVPoolAllocator):  # type: ignore[misc]
         assert new >= old, f"grow to {size} slots, but the pool has {self.size}"
         added = torch.arange(old + 1, new + 1, dtype=torch.int64, device=self.device)
         free = torch.cat((self._sorted_free(), added))
+        self._least_size = min(self._least_size or self.size, self.size)
         self._set_size(size)
         self._replace(free)
 

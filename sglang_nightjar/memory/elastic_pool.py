@@ -81,6 +81,7 @@ class ElasticKVPool(CpuKVPool):
     def resized(self, slots: int) -> None:
         """The pool has `slots` slots from now on, as far as upstream asks."""
         self.size = slots
+        self.mem_usage = self.nbytes / 2**30
 
     def _rows(self, slots: int) -> int:
         return slots + self.page_size if slots else 0

@@ -2,8 +2,9 @@
 
 Cached prefixes nobody holds are dropped or moved, whichever costs less; what running requests
 hold moves to free low slots: K and V of all layers in one copy, then every index that named the
-old slots. All of it happens between two steps, or none: where the low slots do not suffice,
-nothing is touched and the caller asks again later.
+old slots. All of it happens between two steps, or none: where what is alive does not fit, or a
+prompt is in the middle of a chunked prefill (its slots were promised at admission), nothing is
+touched and the caller asks again later.
 """
 
 from collections.abc import Sequence
@@ -51,11 +52,21 @@ class Holders(Protocol):
         """Frees at least so many cached slots, least recently used first, as far as there are; how many."""
         ...
 
+    def evictable(self) -> int:
+        """Cached slots nobody holds."""
+        ...
+
+    def prefilling(self) -> bool:
+        """Whether a prompt is in the middle of its prefill."""
+        ...
+
 
 class Allocator(Protocol):
     """What contraction asks of `memory/elastic_allocator.py`. `limit`: slots of the smaller pool."""
 
     page_size: int
+
+    def used(self) -> int: ...
 
     def held_above(self, limit: int) -> int: ...
 
@@ -80,7 +91,7 @@ class MoveCosts:
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
-    """What was done. `moved`, `dropped`: slots. `short`: low slots that were missing, then nothing was moved."""
+    """What was done. `moved`, `dropped`: slots. `short`: slots that were missing, and nothing was touched then."""
 
     moved: int = 0
     dropped: int = 0
@@ -105,17 +116,20 @@ def contract(
         keep_cached: whether prefixes nobody holds are moved rather than dropped, as far as there is room
             (`MoveCosts.worth_moving`; all ranks must be told the same).
     Returns:
-        What happened; with `short` > 0 too little was free even after every unheld prefix was dropped.
+        What happened. After it every running request can still take a page.
     """
     page = allocator.page_size
+    rows = holders.rows()
+    short = allocator.used() - holders.evictable() + len(rows) * page - limit
+    if short > 0 or holders.prefilling():
+        return Contraction(short=max(short, 1))
     dropped = 0 if keep_cached else _drop_tail(limit + page, holders)
-    while (short := allocator.held_above(limit) - len(allocator.free_below(limit)) * page) > 0:
-        evicted = holders.evict(short)
-        if evicted == 0:
-            return Contraction(dropped=dropped, short=short)
+    while (missing := allocator.held_above(limit) - len(allocator.free_below(limit)) * page) > 0:
+        evicted = holders.evict(missing)
+        assert evicted > 0, f"{missing} slots are missing below {limit}, and nothing cached is left to drop"
         dropped += evicted
 
-    rows, nodes = holders.rows(), holders.nodes()
+    nodes = holders.nodes()
     held = [req_to_token[row, :length].to(torch.int64) for row, length in rows] + [node.slots for node in nodes]
     tail = torch.cat([slots[slots >= limit + page] for slots in held]) if held else torch.empty(0, dtype=torch.int64)
     src = torch.unique(tail // page)

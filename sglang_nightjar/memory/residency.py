@@ -9,8 +9,8 @@ the slow part runs in a thread: it gives memory back and takes it, and copies we
 one per scheduler iteration at most. Its end is reported; nothing depends on when.
 
 EVICT: the draft's weights and KV are given back, the target's KV buffers grow into the room; the
-pool has the new slots from EVICTED on. RELOAD: no slot of the tail is handed out any more; once
-what lives there has moved (`relocate.py`), the pool shrinks and the draft's memory comes back.
+pool has the new slots from EVICTED on. RELOAD: as soon as what is alive fits the small pool it is
+moved there (`relocate.py`), the pool shrinks, and the draft's memory comes back.
 """
 
 import logging
@@ -71,8 +71,6 @@ class Allocator(Protocol):
 
     def shrink(self, size: int) -> None: ...
 
-    def set_ceiling(self, slots: int | None) -> None: ...
-
 
 class DraftResidency:
     """Carries out turns on this rank.
@@ -116,6 +114,7 @@ class DraftResidency:
         self.counters = Counters()
         self._work: Background | None = None
         self._turn = Turn.NONE  # which `_work` belongs to
+        self._next: tuple[Turn, Callable[[Pace], None]] | None = None  # once `_work`, called off, has ended
         self._draining = False
         self._keep_cached = False
 
@@ -150,13 +149,15 @@ class DraftResidency:
         """Once per scheduler iteration, between steps: goes on emptying the tail, lets one chunk be copied."""
         if self._draining:
             self._drain()
+        if self._next is not None and (self._work is None or not self._work.running):
+            self._begin(*self._next)
         if self._work is not None:
             self._work.pace.give()
 
     def outcome(self) -> tuple[Turn, str | None] | None:
         """Once, when the work of the last turn has ended: the turn, and why it failed if it did."""
         work = self._work
-        if work is None or work.running:
+        if work is None or work.running or self._next is not None:
             return None
         self._work = None
         self.counters.seconds[self._turn.name.lower()] = work.seconds
@@ -186,35 +187,30 @@ class DraftResidency:
 
     def _begin_evict(self) -> None:
         assert self.state in (Residency.RESIDENT, Residency.RELOADING), f"EVICT while {self.state.name}"
-        self._stop_work()
         if self.state is Residency.RESIDENT:
             self.counters.evictions += 1
         self.state = Residency.EVICTING
         self._draining = False
-        self._allocator.set_ceiling(None)
         self._on_draft_lost()
         self._start(Turn.EVICT, self._leave)
 
     def _end_evicted(self, slots: int) -> None:
         assert self.state in (Residency.EVICTING, Residency.RELOADING), f"EVICTED while {self.state.name}"
-        self._stop_work()
         self.state = Residency.EVICTED
         self._draining = False
-        self._allocator.set_ceiling(None)
-        self._give_draft_back()
         if slots > self.slots:
             self._allocator.grow(slots)
             self._set_capacity(slots)
+        elif self._store.resident or self._draft.nbytes or self._work is not None:  # given up halfway
+            self._start(Turn.EVICTED, lambda pace: self._give_draft_back())
 
     def _begin_reload(self) -> None:
         assert self.state in (Residency.EVICTED, Residency.EVICTING), f"RELOAD while {self.state.name}"
-        self._stop_work()
         if self.state is Residency.EVICTED:
             self.counters.reloads += 1
         self.state = Residency.RELOADING
         if self.slots > self.sizes.small:
             self._draining = True
-            self._allocator.set_ceiling(self.sizes.small)
             self._drain()
         else:
             self._start(Turn.RELOAD, self._come_back)
@@ -233,7 +229,6 @@ class DraftResidency:
         self._draining = False
         self.counters.moved_slots += done.moved
         self._allocator.shrink(self.sizes.small)
-        self._allocator.set_ceiling(None)
         self._set_capacity(self.sizes.small)
         self.counters.seconds["contract"] = time.perf_counter() - begin
         self._start(Turn.RELOAD, self._come_back)
@@ -246,13 +241,16 @@ class DraftResidency:
     # Work in the background.
 
     def _start(self, turn: Turn, work: Callable[[Pace], None]) -> None:
-        self._turn = turn
-        self._work = Background(f"nightjar-{turn.name.lower()}", work)
+        """Starts `work`, or, where other work still runs, calls that off and starts once it has ended."""
+        if self._work is not None and self._work.running:
+            self._work.pace.cancel()
+            self._next = (turn, work)
+        else:
+            self._begin(turn, work)
 
-    def _stop_work(self) -> None:
-        if self._work is not None:
-            self._work.stop()
-            self._work = None
+    def _begin(self, turn: Turn, work: Callable[[Pace], None]) -> None:
+        self._turn, self._next = turn, None
+        self._work = Background(f"nightjar-{turn.name.lower()}", work)
 
     def _leave(self, pace: Pace) -> None:
         """The draft's memory becomes the target's KV."""

@@ -1,5 +1,6 @@
 """Puts the elastic memory of a rank together, once its models are loaded and its pools made."""
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,8 @@ from sglang_nightjar.memory.elastic_pool import ElasticKVPool
 from sglang_nightjar.memory.ledger import Account, Ledger
 from sglang_nightjar.memory.relocate import Holders, contract
 from sglang_nightjar.memory.residency import DraftResidency, PoolSizes
+
+logger = logging.getLogger(__name__)
 
 _COPIES_OF_TARGET = 2  # the plain weights and the prepacked ones
 _TRIAL_SLOTS = 64  # moved once, while the pool is empty, to know what moving costs
@@ -56,6 +59,12 @@ def build_residency(
     ledger.transfer(uses)
     room = ledger.free + target_pool.nbytes + store.nbytes + draft_pool.nbytes
     sizes = PoolSizes(small=allocator.size, large=target_pool.slots_for(room))
+    logger.info(
+        "without the draft the KV pool has %d slots, with it %d; its weights alone would make %d",
+        sizes.large,
+        sizes.small,
+        target_pool.slots_for(target_pool.nbytes + store.nbytes),
+    )
     buffers = [*target_pool.k_buffer, *target_pool.v_buffer]
     return DraftResidency(
         ledger=ledger,

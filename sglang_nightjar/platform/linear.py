@@ -28,6 +28,10 @@ class PrepackedLinearMethod(UnquantizedLinearMethod):
         """The packed copy goes with the weight it was made of."""
         layer.packed = None
 
+    def derived_bytes(self, layer: torch.nn.Module) -> int:
+        """What the packed copy takes, its padding aside."""
+        return int(layer.weight.numel() * layer.weight.element_size())
+
     def apply(self, layer: Any, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         out = layer.packed(x)
         return out if bias is None else out + bias
@@ -39,6 +43,7 @@ class PrepackedHeadMethod(UnquantizedEmbeddingMethod):
     process_weights_after_loading = PrepackedLinearMethod.process_weights_after_loading
     weights_moved = PrepackedLinearMethod.weights_moved
     weights_gone = PrepackedLinearMethod.weights_gone
+    derived_bytes = PrepackedLinearMethod.derived_bytes
     apply = PrepackedLinearMethod.apply
 
 

@@ -42,16 +42,17 @@ def check_checkpoints(options: Mapping[str, Any], device_bytes: int | None = Non
     for shape in shapes:
         _check_ranks(ranks, shape)
     processes = (ranks + 1) * _PROCESS_BYTES  # one per rank, and the detokenizer
-    quantized = QUANTIZATION.get(options.get("speculative_draft_model_quantization") or "")
-    if quantized is not None and len(shapes) == 2:
-        shapes[1] = msgspec.structs.replace(
-            shapes[1], weight_bytes=int(shapes[1].weight_bytes * _int8_share(quantized))
-        )
+    if len(shapes) == 2:
+        bits = QUANTIZATION.get(options.get("speculative_draft_model_quantization") or "")
+        shapes[1] = msgspec.structs.replace(shapes[1], weight_bytes=int(shapes[1].weight_bytes * _draft_share(bits)))
     return plan_memory(options, shapes, max(0, available_memory() - processes), device_bytes)
 
 
-def _int8_share(bits: int) -> float:
-    """Bytes of a weight-only quantized model over those in float32: int8, and one scale per row or per 64 inputs."""
+def _draft_share(bits: int | None) -> float:
+    """Bytes of a draft over those of its float32 weights: int8 with one scale per row or per 64 inputs, or, not
+    quantized, the plain weights and their prepacked copy."""
+    if bits is None:
+        return 2.0
     return 0.26 if bits > 4 else 0.32
 
 

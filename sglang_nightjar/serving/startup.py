@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
-from sglang_nightjar.config import NightjarConfig, hand_to_children
+from sglang_nightjar.config import NightjarConfig, hand_to_children, inherited_config
 from sglang_nightjar.coordination.transport import make_run_folder
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.patches.contract import check_contract
-from sglang_nightjar.platform.names import PLATFORM
+from sglang_nightjar.platform.names import PLATFORM, TREE_CORE, TREE_CORE_VARIABLE
 from sglang_nightjar.platform.threads import set_thread_environment
 from sglang_nightjar.serving.checkpoints import check_checkpoints
 from sglang_nightjar.serving.options import complete_options
@@ -87,9 +87,9 @@ def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str
     steps = given.get("speculative_num_steps")
     if not config.policy and steps is not None:
         # SGLang's own flag keeps its meaning: so many drafts, always.
-        hand_to_children(msgspec.structs.replace(config, policy=f"static:{steps}"))
+        config = msgspec.structs.replace(config, policy=f"static:{steps}")
     _check_journal(config)
-    _check_elastic(config, options, on_cpu=on_cpu)
+    hand_to_children(_settle_elastic(config, options, on_cpu=on_cpu))
     refuse_unsupported(options, on_cpu=on_cpu)
     check_ranges(options)
     if on_cpu:
@@ -106,14 +106,23 @@ def _check_journal(config: NightjarConfig) -> None:
         raise UserError(f"--nightjar-journal {config.journal}: {error.strerror}; give a writable file") from None
 
 
-def _check_elastic(config: NightjarConfig, options: Mapping[str, Any], *, on_cpu: bool) -> None:
-    """Refuses elastic memory that is asked for and cannot be had."""
-    if not on_cpu:
-        if config.elastic == "on" or config.device_memory:
-            raise UserError("elastic memory runs on a CPU only so far; leave out --nightjar-elastic and -device-memory")
-        return
-    if config.elastic == "on" and options.get("speculative_draft_model_path") is None:
-        raise UserError("--nightjar-elastic on moves a draft, and none is served; give a draft, or leave it out")
+def _settle_elastic(config: NightjarConfig, options: Mapping[str, Any], *, on_cpu: bool) -> NightjarConfig:
+    """`config` with elastic memory off where this server cannot have it; `UserError` where it was insisted on."""
+    if not on_cpu and config.device_memory:
+        raise UserError("--nightjar-device-memory is a budget of the CPU platform; on a GPU use --mem-fraction-static")
+    chosen = os.environ.get(TREE_CORE_VARIABLE)
+    reasons = {
+        "runs on a CPU only so far": not on_cpu,
+        "moves a draft, and none is served": options.get("speculative_draft_model_path") is None,
+        "needs prompts in chunks: leave out --chunked-prefill-size -1": options.get("chunked_prefill_size") == -1,
+        f"needs SGLang's Rust radix tree: unset {TREE_CORE_VARIABLE}": chosen not in (None, TREE_CORE),
+    }
+    reason = next((reason for reason, holds in reasons.items() if holds), None)
+    if reason is None or not config.wants_elastic():
+        return config
+    if config.elastic == "on":
+        raise UserError(f"--nightjar-elastic on {reason}; or leave it out")
+    return msgspec.structs.replace(config, elastic="off")
 
 
 def check_ranges(options: Mapping[str, Any]) -> None:
@@ -134,6 +143,7 @@ def guard_requests(config: NightjarConfig) -> None:
     if config.resolved_platform() == "cpu":
         from sglang_nightjar.patches import admin, requests
 
-        requests.install(elastic=config.wants_elastic())
-        if config.wants_elastic():
+        settled = inherited_config() or config
+        requests.install(elastic=settled.wants_elastic())
+        if settled.wants_elastic():
             admin.add_routes()

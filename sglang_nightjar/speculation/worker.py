@@ -24,7 +24,7 @@ from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
 from sglang_nightjar import controller
 from sglang_nightjar.config import inherited_config
-from sglang_nightjar.controller import StepFacts
+from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches import elastic, verify_installed
 from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input

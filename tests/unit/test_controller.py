@@ -1,6 +1,7 @@
 """The controller: rank 0 decides, every rank follows, outcomes are counted and journalled."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -8,10 +9,12 @@ import pytest
 
 from sglang_nightjar import controller as module
 from sglang_nightjar.config import NightjarConfig
-from sglang_nightjar.controller import Controller, StepFacts
+from sglang_nightjar.controller import Controller
 from sglang_nightjar.coordination.messages import Directive, decode, encode, is_directive
+from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.observe.journal import Journal, read_journal
 from sglang_nightjar.policy.base import Observation, State, StepKind
+from sglang_nightjar.policy.baselines.fixed import Fixed
 from sglang_nightjar.policy.baselines.random_switch import RandomSwitch
 from sglang_nightjar.policy.planner import Planner
 
@@ -123,3 +126,34 @@ def test_start_follows_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert module.current() is own and own.gamma == 2 and own.planner is not None
     follower = module.start(NightjarConfig(policy="nightjar"), rank=1, max_gamma=5)
     assert follower.planner is None and follower.gamma == 3
+
+
+def test_a_step_the_policy_refuses_is_counted_and_does_no_harm() -> None:
+    own = make(0)
+    own.apply(own.propose(State(now_s=0.0, batch_size=4)))
+    own.finished(replace(decode_step(own.gamma), seconds=1e9), StepFacts(own.gamma))
+    assert own.report()["refused_steps"] == 1
+    own.finished(decode_step(own.gamma), StepFacts(own.gamma))
+    assert own.report()["refused_steps"] == 1
+
+
+def test_a_fixed_policy_is_asked_once_unless_it_is_recorded(tmp_path: Path) -> None:
+    for journal in (None, Journal(tmp_path / "journal", 0)):
+        own = make(0, journal)
+        own.planner, own.constant = Planner(Fixed(3, 5)), 3
+        assert own.wants_decision(4)
+        own.apply(own.propose(State(now_s=0.0, batch_size=4)))
+        own.finished(decode_step(3), StepFacts(3))
+        assert own.wants_decision(4) == (journal is not None)
+
+
+def test_switches_are_summed_up_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    clock = [0.0]
+    own = make(0, clock=clock)
+    with caplog.at_level("INFO", module.__name__):
+        for _ in range(1000):
+            clock[0] += 0.1
+            own.apply(own.propose(State(now_s=clock[0], batch_size=4)))
+            own.finished(decode_step(own.gamma), StepFacts(own.gamma))
+    assert own.counters.switches > 50
+    assert 1 <= len(caplog.messages) <= 100.0 / 30.0 + 1

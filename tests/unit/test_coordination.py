@@ -88,6 +88,8 @@ def run(network: FaultyNetwork, ranks: int, refuse: float, rounds: int, seed: in
                 network.now += 1
                 coordinator.poll()
             coordinator.closed()
+            for agent in agents:
+                agent.over()
         assert all(agent.prepared is None or agent.prepared.epoch <= epoch for agent in agents)
     return coordinator, agents
 

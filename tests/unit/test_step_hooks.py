@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sglang_nightjar import controller as module
-from sglang_nightjar.controller import Controller, StepFacts
+from sglang_nightjar.controller import Controller
+from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches import lockstep, outcome, reserve
 from sglang_nightjar.policy.base import Observation, StepKind
 from sglang_nightjar.policy.baselines.random_switch import RandomSwitch
@@ -39,7 +40,13 @@ class Mode:
 
 
 def request(tokens: int, done: bool = False) -> Any:
-    return SimpleNamespace(kv=SimpleNamespace(kv_committed_len=tokens), finished=lambda: done, is_retracted=False)
+    return SimpleNamespace(
+        kv=SimpleNamespace(kv_committed_len=tokens),
+        finished=lambda: done,
+        is_retracted=False,
+        origin_input_ids=[0] * tokens,
+        cached_tokens=tokens // 4,
+    )
 
 
 def batch(*reqs: Any, extend: bool = False, idle_before: bool = False) -> Any:
@@ -63,6 +70,7 @@ def scheduler(running: Any, last: Any = None) -> Any:
         tree_cache=SimpleNamespace(evictable_size=lambda: 25),
         max_total_num_tokens=1000,
         max_running_requests=8,
+        chunked_req=None,
     )
 
 
@@ -136,6 +144,15 @@ def test_a_step_begins_where_the_last_one_ended(own: Controller) -> None:
     outcome.report_outcome(lambda s, b, r: None, scheduler(running), running, result)
     assert [(seen.kind, seen.seconds) for seen in policy.seen] == [(StepKind.PREFILL, 3.0), (StepKind.DECODE, 0.5)]
     assert policy.seen[0].prefill_tokens == 7
+
+
+def test_the_hit_rate_counts_prompts_whose_prefill_is_over(own: Controller) -> None:
+    done, chunked = request(80), request(400)
+    prompt = batch(done, chunked, extend=True)
+    server = scheduler(prompt)
+    server.chunked_req = chunked
+    outcome.report_outcome(lambda s, b, r: None, server, prompt, None)
+    assert own.hits.value == 0.25 and own.hits.tokens == 80
 
 
 @pytest.mark.parametrize("overlap", [False, True])

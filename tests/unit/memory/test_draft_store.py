@@ -82,7 +82,7 @@ def test_no_more_than_a_chunk_is_copied_at_a_time(model: Model, tmp_path: Path) 
     store.release()
     asked = []
     store.reload(1000, lambda: asked.append(None))
-    assert len(asked) == -(-store.nbytes // 1000)
+    assert len(asked) == -(-store.nbytes // 1000) + 1, "and once before the module that derives something"
 
 
 def test_a_broken_mirror_is_noticed_and_the_memory_given_back(model: Model, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The state machine of one rank: every arrow, every fault, the ledger exact after each."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -43,7 +44,6 @@ class FakePool:
 class FakeAllocator:
     def __init__(self) -> None:
         self.size = SMALL
-        self.ceiling: int | None = None
 
     def grow(self, size: int) -> None:
         assert size > self.size
@@ -52,9 +52,6 @@ class FakeAllocator:
     def shrink(self, size: int) -> None:
         assert size < self.size
         self.size = size
-
-    def set_ceiling(self, slots: int | None) -> None:
-        self.ceiling = slots
 
 
 class FakeStore:
@@ -65,12 +62,15 @@ class FakeStore:
         self.fault: BaseException | None = None
         self.broken: str | None = None
         self.copied = 0
+        self.stuck: threading.Event | None = None
 
     def release(self) -> None:
         assert self.resident
         self.resident = False
 
     def reload(self, chunk_bytes: int, before_chunk: Callable[[], None]) -> None:
+        if self.stuck is not None:
+            self.stuck.wait(10)
         for _ in range(CHUNKS):
             before_chunk()
             if self.fault is not None:
@@ -163,7 +163,7 @@ def test_there_and_back() -> None:
     assert rank.memory.state is Residency.RELOADING and rank.capacity == SMALL and rank.kept == [True]
     assert rank.finish() is None
     rank.memory.make(Turn.RESIDENT)
-    assert rank.memory.state is Residency.RESIDENT and rank.allocator.ceiling is None
+    assert rank.memory.state is Residency.RESIDENT
     rank.check()
     report = rank.memory.report()
     assert (report["evictions"], report["reloads"], report["moved_slots"], report["dropped_slots"]) == (1, 1, 5, 2)
@@ -175,12 +175,12 @@ def test_the_tail_drains_before_anything_else() -> None:
     rank.evict()
     rank.in_the_way = 3
     rank.memory.make(Turn.RELOAD)
-    assert rank.allocator.ceiling == SMALL and rank.capacity == LARGE
+    assert rank.capacity == LARGE
     for _ in range(2):
         rank.memory.iterate()
         assert rank.capacity == LARGE and rank.memory.outcome() is None
     rank.memory.iterate()
-    assert rank.capacity == SMALL and rank.allocator.ceiling is None
+    assert rank.capacity == SMALL
     assert rank.finish() is None and rank.memory.report()["postponed"] == 3
     rank.memory.make(Turn.RESIDENT)
     rank.check()
@@ -242,7 +242,7 @@ def test_reload_is_called_off_while_the_tail_drains() -> None:
     rank.in_the_way = 10**6
     rank.memory.make(Turn.RELOAD)
     rank.memory.make(Turn.EVICT)
-    assert rank.allocator.ceiling is None and rank.finish() is None
+    assert rank.finish() is None
     rank.memory.make(Turn.EVICTED, LARGE)
     assert rank.capacity == LARGE
     rank.check()
@@ -268,6 +268,8 @@ def test_given_up_with_the_small_pool() -> None:
     rank.finish()
     rank.memory.make(Turn.EVICTED, SMALL)
     assert rank.memory.state is Residency.EVICTED and rank.capacity == SMALL and not rank.store.resident
+    assert rank.finish() is None, "what was taken for the draft is given back"
+    assert rank.draft.slots == 0
     rank.check()
     rank.store.fault = None
     rank.memory.make(Turn.RELOAD)
@@ -283,12 +285,31 @@ def test_a_broken_mirror_refuses_a_reload() -> None:
     assert rank.memory.refusal(Turn.RELOAD) == "the mirror is gone"
 
 
-def test_stopping_work_waits_for_it() -> None:
+def test_work_that_is_called_off_delays_what_follows_and_nobody_else() -> None:
+    rank = Rank()
+    rank.evict()
+    hold = threading.Event()
+    rank.store.stuck = hold
+    rank.memory.make(Turn.RELOAD)
+    rank.memory.make(Turn.EVICT)  # the thread is in the middle of a chunk, and is not waited for
+    for _ in range(20):
+        rank.memory.iterate()
+        assert rank.memory.outcome() is None
+    hold.set()
+    assert rank.finish() is None
+    rank.memory.make(Turn.EVICTED, LARGE)
+    rank.check()
+
+
+def test_cancelled_work_says_so() -> None:
     def work(pace: Pace) -> None:
         while True:
             pace.take()
 
     running = Background("test", work)
     running.pace.give()
-    running.stop()
-    assert not running.running and running.failure == "cancelled"
+    running.pace.cancel()
+    deadline = time.monotonic() + 10
+    while running.running and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert running.failure == "cancelled"
