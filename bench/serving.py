@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import runpy
+import shlex
 import shutil
 import statistics
 import sys
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, help="Azure trace for the load `trace`")
     parser.add_argument("--journals", type=Path, help="folder to keep the servers' journals in")
     parser.add_argument("--slo", nargs="*", default=["ttft:2000", "tpot:400"], help="for goodput, ms")
-    parser.add_argument("--server-arguments", nargs="*", default=[], help="more of the server's own")
+    parser.add_argument("--server-arguments", type=shlex.split, default=[], help="more of the server's own, in quotes")
     options = parser.parse_args()
 
     import sglang.bench_serving  # noqa: F401  # once, for all the forks that run it

@@ -299,9 +299,9 @@ srt.utils.auth
 srt.utils.common
     kill_process_tree
 srt.utils.cuda_vmm_utils
-    make_device_allocation_prop
-    make_rw_access_desc
-    tensor_from_pointer
+    make_device_allocation_prop(device_id, handle_types, gpu_direct_rdma)
+    make_rw_access_desc(device_id)
+    tensor_from_pointer(pointer, nbytes, shape, dtype, device_id)
 srt.utils.hf_transformers.common
     get_context_length(config)
 srt.utils.hf_transformers.config
