@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--server-arguments", type=shlex.split, default=[], help="more of the server's own, in quotes")
     options = parser.parse_args()
 
+    os.environ["HF_HUB_OFFLINE"] = "1"  # it would look the served name up on the hub; read when it is imported
     import sglang.bench_serving  # noqa: F401  # once, for all the forks that run it
 
     policies = options.policies.split(",")
@@ -171,7 +172,6 @@ def bench(server: Server, words: list[Any], requests: int, options: argparse.Nam
 def run_bench_serving(command: list[str], log: Path) -> None:
     """`python -m sglang.bench_serving` in this process."""
     sys.argv = command
-    os.environ["HF_HUB_OFFLINE"] = "1"
     with log.open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
 
