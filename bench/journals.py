@@ -1,22 +1,18 @@
 """What a server's journal tells a benchmark."""
 
-import json
 import statistics
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from sglang_nightjar.coordination.messages import Turn
 
 
-def timeline(journal: Path) -> list[list[float]]:
+def timeline(records: Sequence[dict[str, Any]]) -> list[list[float]]:
     """[time s, batch size, gamma, KV slots, residency] of the decisions in a server's journal, thinned to about 500,
     the largest batch among them."""
-    if not journal.exists():
-        return []
     points: list[list[float]] = []
     state = None
-    for line in journal.read_text().splitlines():
-        record = json.loads(line)
+    for record in records:
         if record["record"] == "state":
             state = record
         elif record["record"] == "directive" and state is not None:
@@ -28,24 +24,20 @@ def timeline(journal: Path) -> list[list[float]]:
     return [point for index, point in enumerate(points) if index % step == 0 or index == largest]
 
 
-def moves(journal: Path) -> dict[str, Any]:
+def moves(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the draft's moves did to decoding: decode steps in between, the longest of them over the median of all."""
-    if not journal.exists():
-        return {}
     every: list[float] = []
     during: dict[int, list[float]] = {Turn.EVICT: [], Turn.RELOAD: []}
     turn = Turn.NONE
-    for line in journal.read_text().splitlines():
-        record = json.loads(line)
+    for record in records:
         if record["record"] == "directive" and record["turn"] != Turn.NONE:
             turn = Turn(record["turn"])
         elif record["record"] == "step" and record["batch_size"] > 0:
             every.append(record["seconds"])
             if turn in during:
                 during[turn].append(record["seconds"])
-    median = statistics.median(every) if every else 0.0
     return {
-        Turn(turn).name.lower(): {"steps": len(steps), "longest_over_median": max(steps, default=0.0) / median}
+        Turn(turn).name.lower(): {"steps": len(steps), "longest_over_median": max(steps) / statistics.median(every)}
         for turn, steps in during.items()
         if steps
     }

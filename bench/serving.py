@@ -36,6 +36,8 @@ from workload import nightjar  # noqa: E402
 sys.path.append(str(ROOT / "bench"))
 from journals import moves, timeline  # noqa: E402
 
+from sglang_nightjar.observe.journal import read_journal  # noqa: E402
+
 POLICIES = "off,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar"
 LOADS = "c1,c4,c16,c48,ramp"
 METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
@@ -86,7 +88,8 @@ def main() -> None:
                         samples.append(run_load(server, policy, load, repeat, prompts, options, Path(folder)))
                         print(f"[bench] {samples[-1]}", file=sys.stderr, flush=True)
                     samples[-1]["retractions"] = server.log.read_text(errors="replace").count("Retract requests")
-                samples[-1] |= {"timeline": timeline(journal), "moves": moves(journal)}
+                records = read_journal(journal) if journal.exists() else []
+                samples[-1] |= {"timeline": timeline(records), "moves": moves(records)}
                 if options.journals and journal.exists():
                     shutil.copy(journal, options.journals)
                 options.json.write_text(json.dumps({"options": vars(options), "samples": samples}, default=str) + "\n")

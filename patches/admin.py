@@ -27,11 +27,9 @@ def add_handler(original: Callable[..., dict[str, Any]], state_controller: Any) 
 
 def _validate(key: str, value: Any) -> None:
     own = controller.current()
-    reason = "the memory of this server is not elastic" if own is None or not own.elastic else None
     if value not in (0, 1):
-        reason = f"{key} is 0 (evict) or 1 (reload), not {value}"
-    if reason is None and own is not None:
-        reason = own.refusal(_TURNS[int(value)])
+        raise UpdateRejected(f"{key} is 0 (evict) or 1 (reload), not {value}")
+    reason = "this server does not speculate" if own is None else own.refusal(_TURNS[int(value)])
     if reason is not None:
         raise UpdateRejected(reason)
 

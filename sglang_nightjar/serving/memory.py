@@ -89,9 +89,9 @@ def plan_memory(
     free = int(available * (fraction or 1.0)) - weights
     room = free // per_token // page * page
     if room < least:
-        given = f" and --mem-fraction-static {fraction} allows {_gib(available * (fraction or 1.0))}"
-        if fraction is None or device_bytes is not None:
-            given = ""
+        given = ""
+        if fraction is not None and device_bytes is None:
+            given = f" and --mem-fraction-static {fraction} allows {_gib(available * fraction)}"
         remedy = "use a smaller model" if fraction is None else "raise it, or use a smaller model"
         raise UserError(
             f"the models and {least} tokens of KV cache need {_gib(weights + least * per_token)} of memory, "

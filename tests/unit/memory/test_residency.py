@@ -140,6 +140,11 @@ class Rank:
         assert self.finish() is None
         self.memory.make(Turn.EVICTED, LARGE)
 
+    def reload(self) -> None:
+        self.memory.make(Turn.RELOAD)
+        assert self.finish() is None
+        self.memory.make(Turn.RESIDENT)
+
     def check(self) -> None:
         """The ledger holds what is there, and everyone knows the size."""
         assert self.ledger.held(Account.TARGET_KV) == self.target.nbytes
@@ -230,9 +235,7 @@ def test_reload_fails_and_is_undone(fault: BaseException) -> None:
     assert rank.capacity == LARGE
     rank.check()
     rank.store.fault = None
-    rank.memory.make(Turn.RELOAD)
-    assert rank.finish() is None
-    rank.memory.make(Turn.RESIDENT)
+    rank.reload()
     rank.check()
 
 
@@ -272,9 +275,7 @@ def test_given_up_with_the_small_pool() -> None:
     assert rank.draft.slots == 0
     rank.check()
     rank.store.fault = None
-    rank.memory.make(Turn.RELOAD)
-    assert rank.finish() is None
-    rank.memory.make(Turn.RESIDENT)
+    rank.reload()
     rank.check()
 
 
