@@ -12,16 +12,17 @@ Where we subclass or replace, the parameters are exact; where we only call, thos
 """
 
 import importlib.metadata
-import re
-
-import msgspec
 
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.patches.source_scan import Definition, module_definitions, package_root
+from sglang_nightjar.patches.contract_lines import Entry, parse
+from sglang_nightjar.patches.source_scan import module_definitions, package_root
 
 SGLANG_VERSION = "0.5.23"
 
 _CONTRACT = """
+benchmark.serving
+    calculate_metrics(input_requests, outputs, ...)
+    get_request(input_requests, request_rate, ...)
 kernels.fused_op
     BaseFusedOp.register_oot_forward(op_cls, fn, platform_key)
 kernels.ops.sampling.murmur_hash
@@ -36,17 +37,25 @@ srt.arg_groups.choices
     add_draft_attention_backend_choices
     add_quantization_method_choices
     add_radix_supported_deterministic_attention_backend_choices
+srt.arg_groups.speculative_hook
+    _disable_overlap_schedule_for_cpu(server_args)
 srt.batch_invariant_ops.batch_invariant_ops
     enable_batch_invariant_mode(enable_bmm)
+srt.configs.hybrid_arch
+    mambaish_config(model_config)
 srt.configs.model_config
+    AttentionArch{MHA}
     ModelConfig.get_num_kv_heads(tensor_parallel_size, ...)
     ModelConfig{num_hidden_layers, head_dim}
+    ModelConfig{attention_arch, is_encoder_decoder, is_multimodal, model_path}
 srt.entrypoints.http_server
     app
     _global_state
 srt.entrypoints.engine
     Engine{shutdown, generate}
     _set_envs_and_config(server_args)
+srt.environ
+    envs
 srt.layers.attention.attention_registry
     register_attention_backend(name)
 srt.layers.attention.base_attn_backend
@@ -64,9 +73,15 @@ srt.layers.layernorm
 srt.layers.linear
     LinearBase{quant_method}
 srt.layers.logits_processor
+    LogitsProcessor(config, ...)
+    LogitsProcessor._get_logits(hidden_states, lm_head, logits_metadata, ...)
+    LogitsProcessor.forward(input_ids, hidden_states, lm_head, logits_metadata, ...)
     LogitsProcessorOutput{next_token_logits}
 srt.layers.logprob_processor
     compute_spec_logprobs(batch, logits_output, predict, accept_index, ...)
+srt.layers.moe.utils
+    speculative_moe_a2a_backend_context
+    speculative_moe_backend_context
 srt.layers.quantization
     QUANTIZATION_METHODS
 srt.layers.quantization.base_config
@@ -99,25 +114,36 @@ srt.layers.sampler
 srt.layers.vocab_parallel_embedding
     VocabParallelEmbedding{quant_method}
 srt.managers.io_struct
+    BatchTokenizedGenerateReqInput{batch}
     SetInternalStateReq
+    TokenizedGenerateReqInput{input_ids, sampling_params}
 srt.managers.schedule_batch
     ReqKvInfo{req_pool_idx, kv_allocated_len, kv_committed_len}
     Req{is_retracted, kv, cached_tokens}
     Req{rid, origin_input_ids, output_ids, sampling_params, eos_token_ids, tokenizer}
-    Req{finished, finished_len, grammar, to_finish}
+    Req{finished, finished_len, grammar, to_finish, inflight_middle_chunks}
     Req.update_finish_state(new_accepted_len)
     ScheduleBatch{reqs, forward_mode, input_ids, out_cache_loc, req_pool_indices}
     ScheduleBatch{seq_lens, seq_lens_cpu, seq_lens_sum, prefix_lens, extend_lens, extend_num_tokens}
-    ScheduleBatch{after_idle_gap, launch_ts, batch_is_full, is_empty, orig_seq_lens}
+    ScheduleBatch{after_idle_gap, launch_ts, forward_iter, enable_overlap, batch_is_full, is_empty, orig_seq_lens}
     ScheduleBatch{spec_info, sampling_info, has_grammar, return_logprob}
+    ScheduleBatch.retract_decode()
+srt.managers.schedule_policy
+    CLIP_MAX_NEW_TOKENS
 srt.managers.scheduler
     Scheduler.ingest_requests(stop_at_pause)
     Scheduler.process_batch_result(batch, result)
     Scheduler.emit_metrics_constants()
     Scheduler.maybe_sleep_on_idle()
     Scheduler{running_batch, last_batch, chunked_req, waiting_queue, token_to_kv_pool_allocator, tree_cache}
-    Scheduler{max_total_num_tokens, max_running_requests, tp_worker}
+    Scheduler{max_total_num_tokens, max_running_requests, new_token_ratio_tracker, tp_worker}
+    Scheduler{event_loop_overlap, result_queue}
     Scheduler{invariant_checker, pool_stats_observer, load_inquirer, kv_events_publisher}
+srt.managers.scheduler_components.output_streamer
+    SchedulerOutputStreamer.build_additional_customized_info(reqs)
+    SchedulerOutputStreamer{has_additional_customized_info}
+srt.managers.scheduler_components.new_token_ratio_tracker
+    NewTokenRatioTracker{current}
 srt.managers.scheduler_components.internal_state
     SchedulerInternalStateController._add_speculative(state)
     SchedulerInternalStateController._update_handlers()
@@ -147,12 +173,13 @@ srt.managers.tokenizer_control_mixin
     TokenizerControlMixin{update_weights_from_tensor}
 srt.managers.utils
     GenerationBatchResult{logits_output, next_token_ids, can_run_cuda_graph, speculative_num_draft_tokens}
-    GenerationBatchResult{next_draft_input, accept_lens, accept_index, new_seq_lens}
+    GenerationBatchResult{next_draft_input, accept_lens, new_seq_lens, copy_done}
 srt.mem_cache.allocation
     assign_req_to_token_pool_func(req_pool_indices, req_to_token, start_offset, end_offset, out_cache_loc, batch_size)
     get_last_loc(req_to_token, req_pool_indices_tensor, prefix_lens_tensor)
 srt.mem_cache.allocation_sizing
     get_alloc_reserve_per_decode()
+    get_req_to_token_extra_context_len()
 srt.mem_cache.allocator.base
     BaseTokenToKVPoolAllocator.max_new_tokens_for_memory(input_tokens, max_new_tokens, token_capacity, ...)
     BaseTokenToKVPoolAllocator{available_size, get_all_free_pages, free_group, free_pages}
@@ -180,12 +207,17 @@ srt.mem_cache.memory_pool
     MHATokenToKVPool._create_buffers_normal()
     MHATokenToKVPool._kv_buffer_shapes()
     MHATokenToKVPool.get_kv_size_bytes()
+    MHATokenToKVPool._create_buffers()
+    MHATokenToKVPool._store_kv_layer(layer_idx, loc, cache_k, cache_v)
+    MHATokenToKVPool{post_capture_active, use_hnd, is_quantized_kv_cache, alt_stream, device_module, row_dim, v_row_dim}
     MHATokenToKVPool._init_kv_copy_and_warmup()
     MHATokenToKVPool._move_kv_cache_impl(tgt_loc, src_loc)
     MHATokenToKVPool.get_key_buffer(layer_id)
     MHATokenToKVPool.get_value_buffer(layer_id)
     MHATokenToKVPool.set_kv_buffer(layer, loc_info, cache_k, cache_v, ...)
     ReqToTokenPool{req_to_token}
+    _set_kv_buffer_impl(k, v, k_cache, v_cache, indices, row_dim, store_dtype, ...)
+    _set_kv_buffer_impl(device_module, size_limit, alt_stream, v_row_dim, ...)
     move_kv_cache_native(k_buffer, v_buffer, tgt_loc, src_loc)
 srt.mem_cache.rust_tree_core.adapter
     RustUnifiedTreeCore.begin_insert(params)
@@ -208,6 +240,14 @@ srt.mem_cache.unified_radix_cache
     UnifiedRadixCache.evict(params)
     UnifiedRadixCache._evict_device_leaf(node_id, tracker)
     UnifiedRadixCache{tree_core, tree_components, evictable_size}
+srt.model_executor.cuda_graph_config
+    Backend{DISABLED}
+    CudaGraphConfig{decode}
+    Phase{DECODE}
+    PhaseConfig{bs}
+    check_cuda_graph_backend(phase, backend)
+srt.model_executor.forward_context
+    get_attn_backend()
 srt.model_executor.forward_batch_info
     CaptureHiddenMode{NULL}
     ForwardBatch{batch_size, extend_seq_lens, forward_mode, input_ids, out_cache_loc, positions, req_pool_indices}
@@ -216,7 +256,20 @@ srt.model_executor.forward_batch_info
     ForwardMode{DECODE, DRAFT_EXTEND_V2, EXTEND, is_decode, is_extend, is_idle, is_target_verify}
 srt.model_executor.model_runner
     ModelRunner{max_total_num_tokens, attn_backend, model_config, req_to_token_pool, sampler, token_to_kv_pool}
+    ModelRunner{decode_cuda_graph_runner, spec_algorithm, init_new_workspace, kv_cache_dtype, max_running_requests}
+    ModelRunner{prefill_attention_backend_str, decode_attention_backend_str, is_hybrid_swa, device, gpu_id}
+    ModelRunner._get_attention_backend(init_new_workspace)
     ModelRunner.forward(forward_batch, ...)
+srt.model_executor.runner
+    DecodeCudaGraphRunner
+    get_batch_sizes_to_capture
+srt.model_executor.runner.base_cuda_graph_runner
+    get_batch_sizes_to_capture(model_runner, captured_req_width, ...)
+srt.model_executor.runner.decode_cuda_graph_runner
+    DecodeCudaGraphRunner(model_runner, attn_backend, speculative_num_steps, speculative_num_draft_tokens, ...)
+    DecodeCudaGraphRunner{capture_bs, captured_req_width, capture_forward_mode, can_run_graph}
+srt.models.registry
+    import_model_classes(package_name, strict)
 srt.models.llama
     LlamaAttention{qkv_proj, o_proj, rotary_emb, attn, num_heads, num_kv_heads, head_dim, scaling}
     LlamaDecoderLayer{self_attn, mlp, input_layernorm, post_attention_layernorm}
@@ -227,6 +280,8 @@ srt.platforms
     current_platform
 srt.platforms.cpu
     CpuDeviceMixin
+srt.platforms.cuda
+    CudaSRTPlatform
 srt.platforms.device_mixin
     DeviceMixin.get_torch_profiler_activity()
     DeviceMixin.get_torch_profiler_activity_str()
@@ -254,6 +309,7 @@ srt.plugins.hook_registry
     HookType{REPLACE}
 srt.runtime_context
     get_device
+    get_exec
     get_parallel
     get_schedule
     get_spec
@@ -269,21 +325,31 @@ srt.server_args
     prepare_server_args(argv)
 srt.speculative.base_spec_worker
     BaseSpecWorker
+    BaseSpecWorker.init_attention_backends()
+    BaseSpecWorker{_additional_graph_memory_usage, last_shared_read_runner}
+    EagleDraftWorkerBase{_specialized_graph_memory_usage}
 srt.speculative.eagle_info
     EagleDraftExtendInput{positions, select_index, num_tokens_per_req}
-    EagleDraftInput{bonus_tokens}
+    EagleDraftInput{bonus_tokens, future_indices}
     EagleDraftInput.filter_batch(new_indices, new_indices_cpu)
     EagleDraftInput.merge_batch(spec_info)
     EagleVerifyInput{draft_token, custom_mask, positions, retrieve_index, retrieve_next_token, retrieve_next_sibling}
     EagleVerifyInput{retrieve_cum_len, spec_steps, topk, draft_token_num, capture_hidden_mode}
     EagleVerifyInput{seq_lens_sum, seq_lens_cpu}
 srt.speculative.eagle_utils
+    default_tree_mask_mode()
     eagle_prepare_for_verify(verify_input, req_to_token_pool, batch, target_worker)
+srt.speculative.eagle_worker_common
+    build_eagle_verify_input(batch, draft_input, parent_list, top_scores_index, draft_tokens, draft_probs, ...)
+    build_eagle_verify_input(target_worker, topk, num_steps, num_draft_tokens, tree_mask_mode, device, ...)
 srt.speculative.spec_info
     SpeculativeAlgorithm.from_string(name)
+    SpeculativeAlgorithm.get_platform_worker_cls()
+    SpeculativeAlgorithm{NONE, STANDALONE}
 srt.speculative.spec_utils
     GrammarTree.from_device(retrieve_next_token, retrieve_next_sibling, draft_token)
     build_grammar_vocab_mask(reqs, tree, sampling_info, device, barrier)
+    draft_pp_context()
     draft_tp_context(layout)
 srt.speculative.standalone_worker_v2
     StandaloneDraftWorker(server_args, gpu_id, nccl_port, target_worker)
@@ -292,16 +358,16 @@ srt.speculative.standalone_worker_v2
     StandaloneWorkerV2(server_args, gpu_id, nccl_port, target_worker)
 srt.speculative.eagle_worker_v2
     EAGLEWorkerV2.forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+    EAGLEWorkerV2.init_cuda_graphs()
     EagleDraftWorker.init_attention_backend()
+    EagleDraftWorker.init_cuda_graphs()
+    EagleDraftWorker._capture_cuda_graphs()
 srt.utils.auth
     AuthLevel{ADMIN_OPTIONAL}
     auth_level(level)
 srt.utils.common
+    get_available_gpu_memory(device, gpu_id, ...)
     kill_process_tree
-srt.utils.cuda_vmm_utils
-    make_device_allocation_prop(device_id, handle_types, gpu_direct_rdma)
-    make_rw_access_desc(device_id)
-    tensor_from_pointer(pointer, nbytes, shape, dtype, device_id)
 srt.utils.hf_transformers.common
     get_context_length(config)
 srt.utils.hf_transformers.config
@@ -311,67 +377,14 @@ srt.utils.server_args_config_parser
     ConfigArgumentMerger.merge_config_with_args(cli_args)
 """
 
-_LINE = re.compile(r"(?P<name>[\w.]+)(?:\((?P<parameters>[^)]*)\)|\{(?P<members>[^}]*)\})?$")
-
 
 class ContractError(UserError):
     """SGLang is not the one this code was written for; the message names every difference."""
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One line of the contract. `parameters` None: not checked; `open_ended`: more are allowed."""
-
-    module: str
-    name: str
-    parameters: tuple[str, ...] | None = None
-    open_ended: bool = False
-    members: tuple[str, ...] = ()
-
-    def drift(self, definitions: dict[str, Definition]) -> str | None:
-        """What is different upstream, or None."""
-        owner, _, method = self.name.partition(".")
-        found = definitions.get(owner)
-        if found is not None and method:
-            found = (found.members or {}).get(method)
-        full_name = f"sglang.{self.module}.{self.name}"
-        if found is None:
-            return f"{full_name} is gone"
-        missing = [member for member in self.members if member not in (found.members or {})]
-        if missing:
-            return f"{full_name} has no {', '.join(missing)}"
-        if self.parameters is None:
-            return None
-        present = found.parameters or ()
-        if self.open_ended:
-            missing = [name for name in self.parameters if name not in present]
-            return f"{full_name} has no parameter {', '.join(missing)}" if missing else None
-        if present != self.parameters:
-            return f"{full_name} takes ({', '.join(present)}), not ({', '.join(self.parameters)})"
-        return None
-
-
 def entries(text: str = _CONTRACT) -> list[Entry]:
     """The contract, parsed."""
-    parsed: list[Entry] = []
-    module = ""
-    for line in filter(str.strip, text.splitlines()):
-        if not line.startswith(" "):
-            module = line
-            continue
-        match = _LINE.match(line.strip())
-        assert match is not None, f"malformed contract line: {line}"
-        parameters, members = match["parameters"], match["members"]
-        names = _names(parameters or "")
-        parsed.append(
-            Entry(
-                module=module,
-                name=match["name"],
-                parameters=None if parameters is None else tuple(name for name in names if name != "..."),
-                open_ended="..." in names,
-                members=_names(members or ""),
-            )
-        )
-    return parsed
+    return parse(text)
 
 
 def check_contract() -> int:
@@ -405,7 +418,3 @@ def check_contract() -> int:
             f"{'; '.join(dict.fromkeys(problems))}. Install the pinned version: pip install sglang=={SGLANG_VERSION}"
         )
     return len(contract)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -9,7 +9,7 @@ import enum
 import math
 import operator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 
 class Residency(enum.IntEnum):
@@ -86,6 +86,7 @@ class Observation:
         free_slots, total_slots, queue_length, max_lag, residency: as in `State`, afterwards.
         catchup_tokens: lagging tokens the draft read in this step.
         catchup_seconds: time that took, part of `seconds`.
+        draft_seconds: time of the draft's forwards but for that, part of `seconds`; 0 where it is not known.
     """
 
     kind: StepKind
@@ -105,6 +106,7 @@ class Observation:
     residency: Residency = Residency.RESIDENT
     catchup_tokens: int = 0
     catchup_seconds: float = 0.0
+    draft_seconds: float = 0.0
 
     @property
     def tokens(self) -> int:
@@ -163,6 +165,16 @@ class Policy(Protocol):
         ...
 
 
+@runtime_checkable
+class PromptReader(Protocol):
+    """A policy that says, while it speculates, whether the draft shall read the prompts about to be prefilled."""
+
+    def reads_prompts(self, state: State) -> bool:
+        """`state`: as it will be when those requests decode too. Where the batch will then be too large to
+        speculate, reading them is work for nothing; otherwise it saves catching up. Changes nothing."""
+        ...
+
+
 # A step of under a microsecond, of an hour or of a million requests is a broken clock or counter, not an observation.
 LEAST_SECONDS = 1e-6
 _MOST_SECONDS = 3600.0
@@ -176,6 +188,8 @@ def check_observation(seen: Observation, max_gamma: int) -> None:
         raise ValueError(f"observation field seconds is {seconds}; it must be {LEAST_SECONDS} to {_MOST_SECONDS}")
     if not (math.isfinite(seen.catchup_seconds) and 0.0 <= seen.catchup_seconds <= seconds):
         raise ValueError(f"observation field catchup_seconds is {seen.catchup_seconds}; it is a part of {seconds} s")
+    if not (math.isfinite(seen.draft_seconds) and 0.0 <= seen.draft_seconds <= seconds):
+        raise ValueError(f"observation field draft_seconds is {seen.draft_seconds}; it is a part of {seconds} s")
     if not 0 <= seen.gamma <= max_gamma:
         raise ValueError(f"observation field gamma is {seen.gamma}; arms are 0 to {max_gamma}")
     if len(seen.committed) > seen.gamma + 1:

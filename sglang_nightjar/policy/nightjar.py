@@ -97,12 +97,22 @@ class NightjarPolicy:
             self._confirmed = self._confirmed + 1 if (gamma > 0) != before else 0
         return self._play(gamma, state)
 
+    def reads_prompts(self, state: State) -> bool:
+        """Whether it would still speculate in `state`, in which the requests to be prefilled decode too."""
+        if self._gamma == 0 or self._opening:
+            return True  # no draft forward anyway, or a trial that needs the draft
+        losses = self._losses(state)
+        if self._best(losses, state) > 0:
+            return True
+        return state.now_s - self._switched_s < self.settings.dwell_s and not self._urgent(0, losses)
+
     def _choose(self, context: _Context, state: State) -> int:
         """The arm of a new bin: the best one, or with probability 1/b another that might be."""
         losses = self._losses(state)
         best = self._best(losses, state)
-        if self._random.random() >= context.schedule.exploration_probability:
-            return best
+        explores = self._random.random() < context.schedule.exploration_probability
+        if not explores or (best > 0) != (self._gamma > 0):
+            return best  # who is about to leave this side of off/on learns nothing useful by trying more of it
         plausible = [g for g in range(self.max_gamma + 1) if g != best and self._plausible(g, losses, best, state)]
         if not plausible:
             return best
@@ -139,8 +149,15 @@ class NightjarPolicy:
         if free or state.now_s - self._switched_s >= self.settings.dwell_s:
             return arm
         losses = self._losses(state)
-        held = 0 if self._gamma == 0 else min(range(1, self.max_gamma + 1), key=losses.__getitem__)
-        return arm if losses[arm] < losses[held] * (1.0 - self.settings.urgent) else held
+        return arm if self._urgent(arm, losses) else self._held(losses)
+
+    def _held(self, losses: list[float]) -> int:
+        """The best arm of the present side of off/on."""
+        return 0 if self._gamma == 0 else min(range(1, self.max_gamma + 1), key=losses.__getitem__)
+
+    def _urgent(self, arm: int, losses: list[float]) -> bool:
+        """Whether `arm`, of the other side, is so much better that the dwell is cut short."""
+        return losses[arm] < losses[self._held(losses)] * (1.0 - self.settings.urgent)
 
     def _play(self, gamma: int, state: State) -> int:
         if (gamma > 0) != (self._gamma > 0) or not self._started:
@@ -155,13 +172,19 @@ class NightjarPolicy:
     def _probe_due(self, state: State) -> bool:
         """Whether the time on this side has earned a probe of the other, and it could show that side to be better."""
         settled_for = state.now_s - self._switched_s
-        if self.settings.probe_share == 0.0 or settled_for < max(self.settings.dwell_s, self._probe_wait_s):
+        if self.settings.probe_share == 0.0 or settled_for < self.settings.dwell_s:
+            return False
+        # Off is tried once for each doubling of the batch: a few steps, shorter than those here.
+        new = self._gamma > 0 and not self.step_time.tried(0, state.batch_size)
+        if settled_for < self._probe_wait_s and not new:
             return False
         arm, steps = self._other_side(state), self.settings.probe_steps
         here, there = (self.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
         if arm == 0:
             if not self._could_win(0, self.loss(0, state), self._gamma, self.loss(self._gamma, state), state):
                 return self._ask_later(settled_for)
+            if new:
+                return True
             cost = self.switch_cost(steps, state.batch_size)
             cost += steps * max(there - here / self.acceptance.expected_tokens(self._gamma), 0.0)
         else:
@@ -212,12 +235,17 @@ class NightjarPolicy:
         """Tokens/s without speculation, at the least, of `requests` running instead of the present ones.
 
         What a larger batch takes is seldom known before memory allows one. But a verification also puts more
-        tokens through the target, so each further request is charged what a drafted token costs at this load.
+        tokens through the target, so each further request costs no more than a drafted token does at this load,
+        in which the draft's own forward is counted too; nor more than the regression says, where verifications
+        have shown it what so many tokens take.
         """
         batch = state.batch_size
         plain, drafted = (self.step_time.predict(gamma, batch, state.kv_tokens) for gamma in (0, 1))
-        each = max(drafted * (1.0 + 2.0 * self.step_time.relative_error(1, batch)) - plain, 0.0) / batch
-        return requests / (plain + (requests - batch) * each)
+        error = 1.0 + 2.0 * self.step_time.relative_error(1, batch)
+        added = (drafted * error - plain) * (requests / batch - 1.0)
+        if self.step_time.tried(1, batch):
+            added = min(added, self.step_time.growth(batch, requests, state.kv_tokens) * error)
+        return requests / (plain + max(added, 0.0))
 
     def catchup_s(self, lag: int, batch_size: int) -> float:
         """Seconds until the draft has read `lag` tokens of each request."""
@@ -240,7 +268,7 @@ class NightjarPolicy:
         whole = seen.gamma == 0 or drafted == batch  # else the step was part plain, part speculative
         seconds = seen.seconds - seen.catchup_seconds
         if whole and seen.prefill_tokens == 0 and seconds >= LEAST_SECONDS:
-            self.step_time.observe(seen.gamma, batch, seen.kv_tokens, seconds)
+            self.step_time.observe(seen.gamma, batch, seen.kv_tokens, seconds, seen.draft_seconds)
 
     def verify_budget(self) -> int | None:
         return None

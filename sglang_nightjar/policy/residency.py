@@ -1,12 +1,14 @@
 """When the draft leaves the device and when it comes back.
 
-Evict: speculation is off and not worth its cost at the present load, and KV slots are short
-(free share below `tau_low`, or a request waits for slots), for `persist` decisions in a row.
-The draft's weights and KV then become KV slots. Reload: nothing waits, what is in use fits the
-smaller pool with a margin, and speculation would pay, again for `persist` decisions in a row.
-Either way the expected benefit, in tokens over the coming `horizon_s` seconds and less what the
-move costs, must be positive. `settle_s` must have passed since the last move, and `cooldown_s`
-since the last eviction before the next one.
+Evict: KV slots are short (free share below `tau_low`, or a request waits for slots), for `persist`
+decisions in a row, and a larger batch without speculation decodes faster than the present one does:
+faster than plain decoding where speculation is worthless at this batch, and by a wider margin than
+speculating where that pays (where memory keeps the batch small, off at this batch is not what
+speculation has to be compared with). The draft's weights and KV then become KV slots. Reload: nothing
+waits, what is in use fits the smaller pool with a margin, and speculation would pay, again for
+`persist` decisions in a row. Either way the expected benefit, in tokens over the coming `horizon_s`
+seconds and less what the move costs, must be positive. `settle_s` must have passed since the last
+move, and `cooldown_s` since the last eviction before the next one.
 
 Source: arXiv 2512.22420, elastic memory (tau_low about 10 % of the pool was its best plateau).
 """
@@ -76,6 +78,8 @@ class ResidencySettings:
             the next moment would find memory short again.
         least_gain: share of throughput that more room must add. Where the device computes at its
             limit a larger batch adds next to nothing and makes every request slower.
+        least_gain_over_drafts: the same where speculation pays, since what is known then gives way to what is
+            only estimated.
     """
 
     tau_low: float = 0.10
@@ -85,6 +89,7 @@ class ResidencySettings:
     horizon_s: float = 15.0
     margin: float = 0.20
     least_gain: float = 0.05
+    least_gain_over_drafts: float = 0.25
 
     def __post_init__(self) -> None:
         if not 0.0 < self.tau_low < self.margin < 1.0:
@@ -93,7 +98,7 @@ class ResidencySettings:
             )
         if self.persist < 1:
             raise ValueError(f"persist is {self.persist}; it must be at least 1")
-        for name in ("cooldown_s", "settle_s", "horizon_s", "least_gain"):
+        for name in ("cooldown_s", "settle_s", "horizon_s", "least_gain", "least_gain_over_drafts"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")
 
@@ -113,10 +118,10 @@ class ResidencyPlanner:
         self._moved_s = self._evicted_s = float("-inf")
         self.benefit_tokens = 0.0
 
-    def decide(self, state: State, gamma: int) -> Move:
-        """What to do about the draft, given the `gamma` just decided."""
+    def decide(self, state: State) -> Move:
+        """What to do about the draft."""
         if state.residency is Residency.RESIDENT:
-            wanted, move = gamma == 0 and self._short(state), Move.EVICT
+            wanted, move = self._short(state), Move.EVICT
         elif state.residency is Residency.EVICTED:
             wanted, move = self._roomy(state), Move.RELOAD
         else:
@@ -145,15 +150,15 @@ class ResidencyPlanner:
         return state.queue_length == 0 and used <= (1.0 - self._settings.margin) * self._costs.slots_resident
 
     def _evict_benefit(self, state: State) -> float:
-        """Tokens from running more requests at once, less the pauses of leaving and of coming back."""
-        if self._estimates.gain(state) > 0.0:
-            return 0.0
-        rate = self._estimates.plain_rate(state.batch_size, state.kv_tokens)
+        """Tokens from more requests at once without speculation, less the pauses of leaving and of coming back."""
+        gain = self._estimates.gain(state)
+        rate = self._estimates.plain_rate(state.batch_size, state.kv_tokens) + max(gain, 0.0)
         growth = self._costs.slots_evicted / self._costs.slots_resident
         # More requests only help as far as there are more: those that wait, and what the running ones still need.
         larger = min(int(state.batch_size * growth), state.batch_size + max(state.queue_length, 1))
         added = self._estimates.larger_rate(larger, state) - rate
-        if added < self._settings.least_gain * rate:
+        least = self._settings.least_gain_over_drafts if gain > 0.0 else self._settings.least_gain
+        if added < least * rate:
             return 0.0
         return added * self._settings.horizon_s - rate * 2.0 * self._costs.pause_s
 

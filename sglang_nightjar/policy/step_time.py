@@ -7,8 +7,9 @@ One regression is shared by everything seen. With n = B * (gamma + 1) tokens thr
 
 (fixed cost; a convex piecewise line over tokens, as a roofline is; KV read; a draft forward's
 fixed and per-request cost; no coefficient negative), fitted to relative errors so that short and
-long steps count alike. Each cell (B, gamma) also keeps the mean of its own steps, which takes
-over as samples arrive and fades again as they age.
+long steps count alike. Where a step comes with the time its draft took, its two parts are fitted apart:
+whole steps tell them apart only by batches tried both ways. Each cell (B, gamma) also keeps the mean of
+its own steps, which takes over as samples arrive and fades again as they age.
 """
 
 from typing import Any
@@ -17,17 +18,22 @@ import numpy as np
 import numpy.typing as npt
 
 _KNEES = (16, 32, 64, 128, 256, 512)  # tokens
+_Floats = npt.NDArray[np.float64]
+
 _FEATURES = 6 + len(_KNEES)
 _KV, _DRAFT = 2 + len(_KNEES), 4 + len(_KNEES)  # indices of the coefficients c2 and c4
+_OF_DRAFT = np.arange(_FEATURES) > _KV
 _KEEP = 0.998  # discount of the regression per step: about 500 steps are remembered
 _REFIT_EVERY = 16  # steps
 _SWEEPS = 4  # coordinate descent sweeps per refit, warm-started
 _RIDGE = 1e-4
+_KV_RIDGE = 3e-2  # pull of c2 towards 0: KV grows with the batch, and must not explain what tokens and drafts do
 
 _BELIEF = 3.0  # steps the regression is worth against a cell's own mean
 _CELL_WINDOW = 256.0  # steps a cell's mean remembers
 _CELL_FADE = 0.9999  # a cell's samples fade by this per step of the server
-_LINE_ERROR = 0.10  # relative error assumed of the regression until it is known, for each doubling of the batch
+_LINE_ERROR = 0.10  # relative error assumed of the regression until it is known, for each doubling of the batch,
+_FAR_ERROR = 0.10  # and for each doubling between it and the nearest batch at which off (or on) was ever tried
 _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as that much
 _TRUST = 30  # steps before hiccups are told from learning
 
@@ -43,13 +49,15 @@ class StepTime:
         self._weights = [0.0] * _FEATURES
         self._weights[0], self._weights[_DRAFT] = 0.02, 0.002
         self._cells: dict[tuple[int, int], list[float]] = {}  # -> [weight, mean s, mean KV tokens, step of last]
-        self._pending: list[tuple[int, int, int, float]] = []  # (gamma, B, KV, seconds) not yet in the sums
+        self._pending: list[tuple[int, int, int, float, float]] = []  # (gamma, B, KV, s, draft's s), not in the sums
         self._steps = 0
         self._noise = 0.05  # typical relative deviation of a step from its cell
         self._line_errors: dict[int, float] = {}  # and of a cell from the regression, by the batch's bit length
+        self._tried: tuple[set[int], set[int]] = (set(), set())  # bit lengths of batches seen while off, and on
 
-    def observe(self, gamma: int, batch_size: int, kv_tokens: int, seconds: float) -> None:
-        """Learns one step without prefill."""
+    def observe(self, gamma: int, batch_size: int, kv_tokens: int, seconds: float, draft_seconds: float = 0.0) -> None:
+        """Learns one step without prefill. `draft_seconds`: the draft's part of it; 0 where it is not known."""
+        draft_share = draft_seconds / seconds
         self._steps += 1
         line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
@@ -58,7 +66,8 @@ class StepTime:
             predicted = self._mix(line, cell, weight, kv_tokens)
             seconds = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
             self._noise += 0.02 * (min(abs(seconds / predicted - 1.0), 1.0) - self._noise)
-        self._pending.append((gamma, batch_size, kv_tokens, seconds))
+        self._tried[gamma > 0].add(batch_size.bit_length())
+        self._pending.append((gamma, batch_size, kv_tokens, seconds, draft_share * seconds))
         if self._steps <= _REFIT_EVERY or len(self._pending) >= _REFIT_EVERY:
             self._fit()
 
@@ -79,6 +88,10 @@ class StepTime:
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
         return self._mix(line, cell, weight, kv_tokens)
+
+    def growth(self, batch_size: int, larger: int, kv_tokens: int) -> float:
+        """Seconds that `larger` requests' plain step takes longer than `batch_size`'s, by the regression alone."""
+        return self._line(0, larger, kv_tokens * larger // batch_size) - self._line(0, batch_size, kv_tokens)
 
     def _mix(self, line: float, cell: list[float] | None, weight: float, kv_tokens: int) -> float:
         """The regression's `line` and the mean of a cell of `weight` faded samples, weighed."""
@@ -105,9 +118,17 @@ class StepTime:
         """Standard error of `predict`, relative to it: the regression's bias and the cell's noise."""
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
-        line_error = self._line_errors.get(batch_size.bit_length(), _LINE_ERROR)
+        bits = batch_size.bit_length()
+        line_error = self._line_errors.get(bits, _LINE_ERROR)
+        if not self.tried(gamma, batch_size):
+            # Steps of the other side alone do not tell what of them is the draft's share, what the rows'.
+            line_error += _FAR_ERROR * min((abs(bits - other) for other in self._tried[gamma > 0]), default=bits)
         error: float = line_error * _BELIEF / (_BELIEF + weight) + self._noise / (1.0 + weight) ** 0.5
         return error
+
+    def tried(self, gamma: int, batch_size: int) -> bool:
+        """Whether a step on `gamma`'s side of off/on was ever seen at a batch of this size, to a factor of two."""
+        return batch_size.bit_length() in self._tried[gamma > 0]
 
     def samples(self, gamma: int, batch_size: int) -> float:
         """Steps the cell still remembers, faded."""
@@ -120,13 +141,19 @@ class StepTime:
         Steps are taken in several at a time: one by one they would cost more than they teach.
         """
         pending = np.array(self._pending)
-        rows = _features(pending) / pending[:, 3:]  # relative errors: the target is 1
-        ages = np.arange(len(rows) - 1, -1, -1)
-        discounted = rows * (_KEEP**ages)[:, None]
-        self._normal = self._normal * _KEEP ** len(rows) + discounted.T @ rows
-        self._target = self._target * _KEEP ** len(rows) + discounted.sum(0)
+        rows = _features(pending) / pending[:, 3:4]  # relative errors: the whole step's target is 1
+        weights_of = np.asarray(_KEEP ** np.arange(len(rows) - 1, -1, -1), dtype=np.float64)
+        self._normal, self._target = self._normal * _KEEP ** len(rows), self._target * _KEEP ** len(rows)
+        known = pending[:, 4] > 0.0
+        if known.any():
+            share = (pending[:, 4] / pending[:, 3])[known]
+            self._add(rows[known] * _OF_DRAFT, share, weights_of[known])
+            self._add(rows[known] * ~_OF_DRAFT, 1.0 - share, weights_of[known])
+            rows, weights_of = rows[~known], weights_of[~known]
+        self._add(rows, np.ones(len(rows)), weights_of)
         self._pending.clear()
         normal, target = self._normal.tolist(), self._target.tolist()
+        normal[_KV][_KV] *= 1.0 + _KV_RIDGE
         weights = self._weights
         for _ in range(_SWEEPS):
             for i, own in enumerate(normal):
@@ -138,6 +165,12 @@ class StepTime:
                 ridge = _RIDGE * diagonal
                 weights[i] = max((residual + ridge * weights[i]) / (diagonal + ridge), 0.0)
 
+    def _add(self, rows: _Floats, target: _Floats, weight: _Floats) -> None:
+        """Adds equations to the sums: `rows` [N, features] times the coefficients is `target` [N]."""
+        discounted = rows * weight[:, None]
+        self._normal = self._normal + discounted.T @ rows
+        self._target = self._target + (discounted * target[:, None]).sum(0)
+
     def snapshot(self) -> dict[str, Any]:
         return {
             "pending": [list(step) for step in self._pending],
@@ -148,10 +181,11 @@ class StepTime:
             "steps": self._steps,
             "noise": self._noise,
             "line_errors": [list(pair) for pair in self._line_errors.items()],
+            "tried": [sorted(bits) for bits in self._tried],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
-        self._pending = [(int(g), int(b), int(kv), float(seconds)) for g, b, kv, seconds in saved["pending"]]
+        self._pending = [(int(g), int(b), int(kv), float(s), float(draft)) for g, b, kv, s, draft in saved["pending"]]
         self._normal = np.array(saved["normal"], dtype=np.float64)
         self._target = np.array(saved["target"], dtype=np.float64)
         self._weights = [float(value) for value in saved["weights"]]
@@ -159,9 +193,10 @@ class StepTime:
         self._steps = int(saved["steps"])
         self._noise = float(saved["noise"])
         self._line_errors = {int(bits): float(error) for bits, error in saved["line_errors"]}
+        self._tried = set(map(int, saved["tried"][0])), set(map(int, saved["tried"][1]))
 
 
-def _features(steps: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+def _features(steps: _Floats) -> _Floats:
     """What the coefficients multiply, [steps, `_FEATURES`], of rows that begin with (gamma, B, KV)."""
     gamma, batch_size, kv_tokens = steps[:, 0], steps[:, 1], steps[:, 2]
     tokens = batch_size * (gamma + 1.0)

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from sglang_nightjar.errors import UserError
+from sglang_nightjar.observe.machine import machine
 from sglang_nightjar.simulate.fields import as_json
 from sglang_nightjar.simulate.jobs import run_all
 from sglang_nightjar.simulate.planners import check_name
 from sglang_nightjar.simulate.scenario import Result, built_in, metric, read_scenario, run_scenario, with_trace
 from sglang_nightjar.simulate.table import table
 
-# Column -> (figure, factor).
-_COLUMNS = {
+# Of a scenario's table: column -> (figure, factor).
+COLUMNS = {
     "tok/s": ("throughput", 1.0),
     "goodput/s": ("goodput", 1.0),
     "SLO %": ("attainment", 100.0),
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--replay", metavar="FILE", help="put --policies in the place of the one that wrote this journal")
     p.add_argument("--measure", nargs="+", metavar="FILE", help="make a set-up file (--json) of a server's journals")
     p.add_argument("--quick", action="store_true", help="with --suite: a small version, to see that it works")
+    p.add_argument("--keep", metavar="FILE", help="with --suite: keep finished runs here, and do not repeat them")
     p.add_argument("--json", metavar="FILE", help="write every figure")
     p.add_argument("--plot", metavar="FILE.png", help="draw the first seed over time, or a suite's main figure")
     p.add_argument("--jobs", type=int, default=1, metavar="N", help="processes (default: 1)")
@@ -78,7 +80,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _figures(options: argparse.Namespace) -> Any:
     if options.measure:
         return _measure(options)
-    return _replay(options) if options.replay else _suite(options) if options.suite else _scenario(options)
+    found = _replay(options) if options.replay else _suite(options) if options.suite else _scenario(options)
+    return found | {"machine": machine()}
 
 
 def _writable(name: str) -> None:
@@ -89,11 +92,12 @@ def _writable(name: str) -> None:
         raise UserError(f"cannot write {name}: {error.strerror or error}") from None
 
 
-def _suite(options: argparse.Namespace) -> Any:
+def _suite(options: argparse.Namespace) -> dict[str, Any]:
     policies = options.policies.split(",") if options.policies != parser().get_default("policies") else None
     for name in policies or ():
         check_name(name)
-    plain = {"seeds": options.seeds, "jobs": options.jobs, "quick": options.quick}
+    plain: dict[str, Any] = {"seeds": options.seeds, "jobs": options.jobs, "quick": options.quick}
+    plain["keep"] = Path(options.keep) if options.keep else None
     if options.suite == "regret":
         from sglang_nightjar.simulate import suite_regret
 
@@ -112,7 +116,7 @@ def _suite(options: argparse.Namespace) -> Any:
     return figures
 
 
-def _replay(options: argparse.Namespace) -> Any:
+def _replay(options: argparse.Namespace) -> dict[str, Any]:
     from sglang_nightjar.simulate.replay import replay
 
     names = [name.strip() for name in options.policies.split(",")]
@@ -135,7 +139,7 @@ def _measure(options: argparse.Namespace) -> Any:
     return points
 
 
-def _scenario(options: argparse.Namespace) -> Any:
+def _scenario(options: argparse.Namespace) -> dict[str, Any]:
     if not options.scenario:
         raise UserError(f"give --scenario NAME or --suite; known scenarios: {', '.join(built_in())}")
     scenario = read_scenario(options.scenario)
@@ -148,10 +152,10 @@ def _scenario(options: argparse.Namespace) -> Any:
     rows = []
     for policy in policies:
         own = [result for result in results if result.policy == policy]
-        means = [sum(metric(result, name) for result in own) / len(own) * by for name, by in _COLUMNS.values()]
+        means = [sum(metric(result, name) for result in own) / len(own) * by for name, by in COLUMNS.values()]
         rows.append((policy, *means))
     print(f"{scenario.name} (L1, simulated): set-up {scenario.set_up}, mean of {seeds} seeds")
-    print(table(("policy", *_COLUMNS), rows))
+    print(table(("policy", *COLUMNS), rows))
     if options.plot:
         from sglang_nightjar.simulate.plots import plot_timelines
 

@@ -101,6 +101,28 @@ def harmonic_tokens(alphas: Floats, gamma: int, position_decay: float = 1.0) -> 
     return float(1.0 / (1.0 / expected_tokens(alphas, gamma, position_decay)).mean())
 
 
+def log_confidence(
+    alpha: Floats, good: npt.NDArray[np.bool_], log_u1: Floats, log_u2: Floats, calibration: float
+) -> Floats:
+    """Logarithm of the probability q that a draft states for a token of which it is known whether it is accepted.
+
+    q is Beta(s, 1) with s = alpha / (1 - alpha), whose mean is alpha, and the token is accepted with probability q.
+    Given the outcome, q is Beta(s + 1, 1) where accepted, else Beta(s, 2); both are products of powers of uniforms:
+    u2 ** (1 - alpha), and that times u1 ** ((1 - alpha) / alpha). u1 and u2 belong to the token, whatever the policy.
+
+    Args:
+        alpha: acceptance, any shape. good: whether the token is accepted, likewise.
+        log_u1, log_u2: logarithms of two uniform numbers per token, likewise.
+        calibration: 1 as above; 0: q is alpha, whatever the outcome; between them, a geometric mean.
+    """
+    alpha = np.clip(alpha, 1e-3, 1 - 1e-3)
+    log_q: Floats = log_u2 + np.where(good, 0.0, log_u1 / alpha)
+    log_q *= calibration * (1.0 - alpha)
+    if calibration < 1.0:
+        log_q += (1.0 - calibration) * np.log(alpha)
+    return log_q
+
+
 class Acceptance:
     """Samples accepted draft tokens, vectorised over the batch."""
 
@@ -155,23 +177,12 @@ class Acceptance:
         return np.minimum(accepted, kept), int(kept.sum())
 
     def _within_budget(self, base: Ints, good: npt.NDArray[np.bool_], chance: Floats, budget: int) -> Ints:
-        """Draft tokens of each request within the `budget` best by cumulative draft probability, [batch].
-
-        The draft's probability q of a token is Beta(s, 1) with s = alpha / (1 - alpha), whose mean is alpha, and
-        the token is accepted with probability q. Given the outcome, q is Beta(s + 1, 1) where accepted, else
-        Beta(s, 2); both are products of powers of uniforms: u2 ** (1 - alpha), and that times
-        u1 ** ((1 - alpha) / alpha). Computed in logarithms; u1 and u2 belong to the token, whatever the policy.
-        """
+        """Draft tokens of each request within the `budget` best by cumulative draft probability, [batch]."""
         if self._logs is None:
             self._logs = np.log1p(-self._budget_rng.random((2, len(self._table))))
         gamma = good.shape[1]
         window = base[:, None] + self._places[:gamma]
-        alpha = np.clip(chance, 1e-3, 1 - 1e-3)
-        log_q = self._logs[1][window] + np.where(good, 0.0, self._logs[0][window] / alpha)
-        calibration = self.spec.calibration
-        log_q *= calibration * (1.0 - alpha)
-        if calibration < 1.0:
-            log_q += (1.0 - calibration) * np.log(alpha)
+        log_q = log_confidence(chance, good, self._logs[0][window], self._logs[1][window], self.spec.calibration)
         # Reach falls along each request's draft, so the best `budget` are prefixes of the drafts.
         reach = np.cumsum(log_q, axis=1).ravel()
         best = np.argsort(-reach, kind="stable")[:budget]

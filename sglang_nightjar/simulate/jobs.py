@@ -7,6 +7,8 @@ from importlib import import_module
 from multiprocessing import get_context
 from typing import Any, TypeVar
 
+from sglang_nightjar.simulate.kept import Kept
+
 T = TypeVar("T")
 
 
@@ -15,17 +17,33 @@ def _apply(task: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
     return function(*arguments)
 
 
-def run_all(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int, title: str) -> list[T]:
-    """`function(*task)` of every task, in order; `jobs` processes. The first error ends it all."""
+def run_all(
+    function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int, title: str, kept: Kept[T] | None = None
+) -> list[T]:
+    """`function(*task)` of every task, in order; `jobs` processes. The first error ends it all.
+
+    With `kept`, runs found there are not repeated, and the others are added as they finish.
+    """
+    found = [kept.find(function, task) if kept else None for task in tasks]
+    left = [task for task, result in zip(tasks, found, strict=True) if result is None]
+    made = _made(function, left, jobs, title, kept)
+    return [next(made) if result is None else result for result in found]
+
+
+def _made(
+    function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], jobs: int, title: str, kept: Kept[T] | None
+) -> Iterator[T]:
     work = [(function, task) for task in tasks]
-    if jobs <= 1:
-        return list(progress(map(_apply, work), len(work), title))
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        try:
-            return list(progress(pool.map(_apply, work, chunksize=1), len(work), title))
-        except BaseException:
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) if jobs > 1 else None
+    results = pool.map(_apply, work, chunksize=1) if pool else map(_apply, work)
+    try:
+        for task, result in zip(tasks, progress(results, len(work), title), strict=True):
+            if kept:
+                kept.add(function, task, result)
+            yield result
+    finally:
+        if pool:
             pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def progress(items: Iterable[T], total: int, title: str) -> Iterator[T]:

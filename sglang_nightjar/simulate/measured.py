@@ -5,12 +5,13 @@ The file is JSON, every time in seconds:
     {"name": "my-machine", "source": "how and when this was measured",
      "batches": [1, 2, 4, 8], "gammas": [0, 1, 3],
      "seconds": [[row of gamma 0: one per batch], [row of gamma 1], [row of gamma 3]],
-     "prefill_token_s": 1e-3, "draft_token_s": 2e-4, "kv_token_s": 0.0,
+     "prefill_token_s": 1e-3, "prefill_step_s": 0.0, "draft_token_s": 2e-4, "kv_token_s": 0.0,
      "slots_resident": 20000, "slots_evicted": 26000, "relocate_slot_s": 1e-6, "reload_s": 0.1}
 
 `seconds[g][b]` is a whole decode step at gamma `gammas[g]` and `batches[b]` requests, all
-drafting. Between points, time is linear in the batch and in gamma; beyond the last batch it goes
-on at the slope of the last two (gamma beyond the last is refused).
+drafting; a prefill takes `prefill_step_s`, and so much more per token. Between points, time is
+linear in the batch and in gamma; beyond the last batch it goes on at the slope of the last two
+(gamma beyond the last is refused).
 """
 
 from pathlib import Path
@@ -39,6 +40,7 @@ class Measured(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slots_resident: Count
     slots_evicted: Count
     kv_token_s: NotNegative = 0.0
+    prefill_step_s: NotNegative = 0.0
     relocate_slot_s: NotNegative = 0.0
     reload_s: NotNegative = 0.0
 
@@ -107,7 +109,7 @@ class MeasuredCost:
 
     def prefill_s(self, tokens: int, kv_tokens: float, draft: bool) -> float:
         per_token = self.points.prefill_token_s + (self.points.draft_token_s if draft else 0.0)
-        return max(per_token * tokens, 1e-9)
+        return max(self.points.prefill_step_s + per_token * tokens, 1e-9)
 
     def catchup_s(self, tokens: int, kv_tokens: float) -> float:
         return self.points.draft_token_s * tokens

@@ -8,14 +8,21 @@ import numpy as np
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.simulate.scenario import Result
 
-_PANELS = {"tokens": "tokens/s", "batch": "running requests", "gamma": "gamma", "free_share": "free KV share"}
+_PANELS = {
+    "tokens": "tokens/s",
+    "batch": "running requests",
+    "queue": "waiting requests",
+    "gamma": "gamma",
+    "free_share": "free KV share",
+    "residency": "residency (0: resident)",
+}
 _DPI = 80
 
 
 def plot_timelines(results: Sequence[Result], path: str) -> None:
-    """One line per policy over time: throughput, batch, gamma and free KV, into the image file `path`."""
+    """One line per policy over time, a panel for each of `_PANELS`, into the image file `path`."""
     pyplot = drawing()
-    figure, axes = pyplot.subplots(len(_PANELS), 1, figsize=(9, 10), sharex=True)
+    figure, axes = pyplot.subplots(len(_PANELS), 1, figsize=(9, 13), sharex=True)
     for result in results:
         times = result.timeline["time_s"]
         for axis, (column, label) in zip(axes, _PANELS.items(), strict=True):

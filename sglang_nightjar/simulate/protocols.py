@@ -16,6 +16,8 @@ class Planner(Protocol):
 
     def observe(self, seen: Observation) -> None: ...
 
+    def reads_prompts(self, state: State) -> bool: ...
+
 
 class Cost(PoolCosts, Protocol):
     """Seconds of a server's work; `roofline.StepCost` documents each method."""

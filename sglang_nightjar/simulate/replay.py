@@ -54,12 +54,18 @@ class Recording:
         self.states: list[State] = []
         self.steps: list[Observation] = []
         pending: State | None = None
+        seen_by: dict[int, State] = {}  # what the decision of each directive was made on
         for record in records_of(path, "--replay"):
             if record.get("record") == "state":
                 pending = build(State, record)
-            elif record.get("record") == "step" and record.get("batch_size", 0) > 0 and pending is not None:
-                self.states.append(pending)
-                self.steps.append(build(Observation, record))
+            elif record.get("record") == "directive" and pending is not None:
+                seen_by[record["step"]] = pending
+            elif record.get("record") == "step" and record.get("batch_size", 0) > 0:
+                # With overlap scheduling the next decision comes before this outcome.
+                state = seen_by.get(record.get("directive", 0), pending)
+                if state is not None:
+                    self.states.append(state)
+                    self.steps.append(build(Observation, record))
         if len(self.steps) < _LEAST_STEPS:
             raise UserError(f"--replay {path} has {len(self.steps)} decode steps; at least {_LEAST_STEPS} are needed")
         self.max_gamma = max(max(step.gamma for step in self.steps), 1)
@@ -77,7 +83,7 @@ class Recording:
             self.acceptance.observe(step.gamma, step.committed)
         if tells_step_time(step):
             seconds = step.seconds - step.catchup_seconds
-            self.step_time.observe(step.gamma, step.batch_size, step.kv_tokens, seconds)
+            self.step_time.observe(step.gamma, step.batch_size, step.kv_tokens, seconds, step.draft_seconds)
 
     def recorded(self) -> Replayed:
         """What really happened."""

@@ -1,5 +1,7 @@
 """The simulated server: one loop over prefill and decode steps, as SGLang's scheduler does them."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -7,6 +9,7 @@ from sglang_nightjar.errors import UserError
 from sglang_nightjar.policy.base import Decision, Observation, Residency, State, StepKind
 from sglang_nightjar.simulate.acceptance import Acceptance, AcceptanceSpec
 from sglang_nightjar.simulate.admission import Admission, Prompt
+from sglang_nightjar.simulate.clients import Clients
 from sglang_nightjar.simulate.elastic import ElasticPool
 from sglang_nightjar.simulate.protocols import Cost, Planner, ServerOptions
 from sglang_nightjar.simulate.record import Record
@@ -38,8 +41,8 @@ class Server:
             cost, evict_s=options.evict_s, move_s=options.move_s, margin=options.margin, evicted=options.start_evicted
         )
         # Longer requests are refused under every policy alike: what fits the pool beside the draft is the limit.
-        self._longest = self._pool.small - cost.max_gamma - 1
-        if self._longest < 1:
+        longest = self._pool.small - cost.max_gamma - 1
+        if longest < 1:
             raise UserError("the set-up has no room for KV slots beside the weights of target and draft")
         count = len(work.prompt)
         rng = np.random.default_rng([seed, 0x5EED])
@@ -50,23 +53,18 @@ class Server:
         self._noise_index = 0
         self._run = Running(options.max_running)
         self._admission = Admission(options, work.prompt, work.output)
-        self._arrivals = work.arrival_s.tolist()
-        self._sent = 0
         self._used = 0  # KV slots
         self._kv = 0  # those of decoding requests; the rest of `_used` is being prefilled
         self._gamma = 0
         self.now_s = 0.0
-        self._stop_s = stop_s
         self.record = Record(work, cost.max_gamma, warmup_s, stop_s)
+        self._clients = Clients(work, longest, stop_s, self.record)
 
     def run(self) -> Record:
         """Runs until every request is answered."""
-        closed = self._work.concurrency is not None
-        for _ in range(self._work.concurrency or 0):
-            self._send_next()
+        self._arrive(self._clients.begin())
         while True:
-            if not closed:
-                self._receive()
+            self._arrive(self._clients.arrived(self.now_s))
             self._pool.advance(self.now_s)
             completed, tokens, taken = self._admission.next_chunk(
                 self._run.generated, self._used, self._pool.total, self._gamma + 1
@@ -76,8 +74,8 @@ class Server:
                 self._prefill(completed, tokens)
             elif self._run.count:
                 self._decode(completed, tokens)
-            elif not closed and self._sent < len(self._arrivals):
-                self.now_s = max(self.now_s, self._arrivals[self._sent])
+            elif (next_s := self._clients.next_s()) is not None:
+                self.now_s = max(self.now_s, next_s)
             else:
                 break
         if self._used or len(self._admission):
@@ -85,41 +83,20 @@ class Server:
         self.record.finish(self.now_s, self._pool)
         return self.record
 
-    # Arrivals
-
-    def _receive(self) -> None:
-        """Open loop: everything that has arrived by now."""
-        while self._sent < len(self._arrivals) and self._arrivals[self._sent] <= self.now_s:
-            self._send()
-
-    def _send_next(self) -> None:
-        """Closed loop: a client sends its next request, now."""
-        while self._sent < len(self._arrivals) and self.now_s < self._stop_s:
-            self._work.arrival_s[self._sent] = self.now_s
-            if self._send():
-                return
-        self.record.stop(self.now_s)
-
-    def _send(self) -> bool:
-        """The next request enters the queue; False: it is longer than the pool and refused."""
-        request = self._sent
-        self._sent += 1
-        if int(self._work.prompt[request] + self._work.output[request]) > self._longest:
-            self.record.rejected += 1
-            return False
-        self._admission.arrive(request)
-        return True
+    def _arrive(self, requests: list[int]) -> None:
+        for request in requests:
+            self._admission.arrive(request)
 
     def _end(self, request: int) -> None:
         self.record.finish_s[request] = self.now_s
-        if self._work.concurrency is not None:
-            self._send_next()
+        self._arrive(self._clients.answered(self.now_s))
 
     # Prefill
 
     def _prefill(self, completed: list[Prompt], tokens: int) -> None:
         # At gamma 0 the server runs no draft forward at all, so the draft does not see the prompt either.
         draft_reads = self._gamma > 0 and self._pool.residency is Residency.RESIDENT
+        draft_reads = draft_reads and self._planner.reads_prompts(self._state_after(completed))
         seconds = self._cost.prefill_s(tokens, float(tokens), draft_reads) * self._jitter()
         self.now_s += seconds
         self.record.prefill_steps += 1
@@ -246,6 +223,17 @@ class Server:
             queue_blocked=self._admission.blocked,
             max_lag=max_lag,
             residency=pool.residency,
+        )
+
+    def _state_after(self, completed: list[Prompt]) -> State:
+        """What the planner would see if `completed`, and those that wait and are not blocked, decoded too."""
+        now = self._state(0)
+        joining = len(completed) + (0 if self._admission.blocked else len(self._admission))
+        return replace(
+            now,
+            batch_size=max(min(now.batch_size + joining, self._options.max_running), 1),
+            kv_tokens=now.kv_tokens + sum(part.tokens for part in completed),
+            queue_length=0,
         )
 
     def _tell(

@@ -14,10 +14,12 @@ import numpy as np
 
 from sglang_nightjar.simulate.acceptance import AcceptanceSpec, Domain, harmonic_tokens, mean_alpha
 from sglang_nightjar.simulate.jobs import run_all
-from sglang_nightjar.simulate.metrics import Slo
+from sglang_nightjar.simulate.kept import Kept
+from sglang_nightjar.simulate.metrics import Metrics, Slo
 from sglang_nightjar.simulate.planners import BASELINES, default_subject, known
+from sglang_nightjar.simulate.protocols import Cost
 from sglang_nightjar.simulate.roofline import StepCost
-from sglang_nightjar.simulate.scenario import Result, Scenario, run_scenario
+from sglang_nightjar.simulate.scenario import Scenario, run_scenario
 from sglang_nightjar.simulate.setups import find_set_up
 from sglang_nightjar.simulate.suite_paper_report import report
 from sglang_nightjar.simulate.workload import (
@@ -41,11 +43,19 @@ LENGTHS = "sharegpt"
 _CROSSOVER_S = 120.0
 
 
-class Suite:
-    """The runs of the suite; `quick` makes them short and few."""
+def measure(scenario: Scenario, policy: str, seed: int) -> Metrics:
+    """The figures of one run, without its timeline."""
+    return run_scenario(scenario, policy, seed).metrics
 
-    def __init__(self, policies: Sequence[str], seeds: int, jobs: int, quick: bool, trace: str | None) -> None:
+
+class Suite:
+    """The runs of the suite; `quick` makes them short and few, `keep` is a file of finished ones."""
+
+    def __init__(
+        self, policies: Sequence[str], seeds: int, jobs: int, quick: bool, trace: str | None, keep: Path | None = None
+    ) -> None:
         self.policies, self.seeds, self.jobs, self.quick = list(policies), seeds, jobs, quick
+        self.kept = Kept(keep, Metrics) if keep else None
         self.trace = None if trace is None else str(Path(trace).resolve())
         self.set_ups = ("4090-r1-qwen-7b",) if quick else tuple(SET_UPS)
         self.clients = (1, 16, 256) if quick else CLIENTS
@@ -53,15 +63,14 @@ class Suite:
         self.closed_s, self.open_s, self.dynamic_s = (20.0, 20.0, 40.0) if quick else (60.0, 120.0, 240.0)
 
     def scenario(self, set_up: str, load: str, arrivals: Arrivals, seconds: float, warmup_s: float) -> Scenario:
-        """Acceptance and SLO are the set-up's own; an SLO of twice the plain step for one request per token."""
-        tpot_s = 2.0 * StepCost(find_set_up(set_up)).decode_s(1, 500.0)
+        """Acceptance and SLO are the set-up's own."""
         return Scenario(
             name=load,
             set_up=set_up,
             arrivals=arrivals,
             lengths=Named(LENGTHS),
             acceptance=AcceptanceSpec(domains=(Domain(SET_UPS[set_up]),)),
-            slo=Slo(ttft_s=2.0, tpot_s=tpot_s),
+            slo=slo_of(StepCost(find_set_up(set_up))),
             duration_s=seconds,
             warmup_s=warmup_s,
         )
@@ -69,10 +78,10 @@ class Suite:
     def run(self, scenarios: Sequence[Scenario], title: str) -> list[dict[str, Any]]:
         """Every policy and seed in every scenario."""
         tasks = [(s, policy, seed) for s in scenarios for policy in self.policies for seed in range(self.seeds)]
-        results: list[Result] = run_all(run_scenario, tasks, self.jobs, title)
+        results = run_all(measure, tasks, self.jobs, title, self.kept)
         return [
-            {"set_up": task[0].set_up, "load": r.scenario, "policy": r.policy, "seed": r.seed, "metrics": r.metrics}
-            for task, r in zip(tasks, results, strict=True)
+            {"set_up": scenario.set_up, "load": scenario.name, "policy": policy, "seed": seed, "metrics": metrics}
+            for (scenario, policy, seed), metrics in zip(tasks, results, strict=True)
         ]
 
     def closed(self) -> list[dict[str, Any]]:
@@ -107,18 +116,7 @@ class Suite:
         """(c)"""
         made = []
         for set_up in self.set_ups:
-            rate = rates[set_up]
-            loads: dict[str, Arrivals] = {
-                "ramp": Ramp(0.1 * rate, 1.2 * rate),
-                "bursts": Bursts(0.3 * rate, 1.5 * rate, every_s=40.0, burst_s=10.0),
-                "onoff": OnOff(0.95 * rate, on_s=30.0, off_s=30.0, off_rate=0.05 * rate),
-            }
-            if self.trace is None:
-                loads["synthetic"] = OnOff(1.1 * rate, on_s=12.0, off_s=8.0, off_rate=0.2 * rate)
-            else:
-                # The trace's requests are longer than ShareGPT's: scaled to the same mean of prompt + output.
-                scale = (161.0 + 338.0) / (1155.0 + 211.0)
-                loads["trace"] = Trace(self.trace, rate=0.8 * rate, length_scale=scale)
+            loads = changing_loads(rates[set_up], self.trace)
             made += [self.scenario(set_up, name, load, self.dynamic_s, 0.0) for name, load in loads.items()]
         return self.run(made, "(c) changing load")
 
@@ -132,6 +130,27 @@ class Suite:
             seconds = self.closed_s if self.quick else _CROSSOVER_S
             made.append(self.scenario(set_up, f"crossover {clients}", Closed(clients), seconds, 0.0))
         return self.run(made, "(d) crossover")
+
+
+def slo_of(cost: Cost) -> Slo:
+    """2 s to the first token, and twice the plain step for one request per further token."""
+    return Slo(ttft_s=2.0, tpot_s=2.0 * cost.step_s(1, 0, 500.0))
+
+
+def changing_loads(rate: float, trace: str | None) -> dict[str, Arrivals]:
+    """Those of (c) by name; `rate`: saturation, requests/s. `trace`: a file; without one, a synthetic load."""
+    loads: dict[str, Arrivals] = {
+        "ramp": Ramp(0.1 * rate, 1.2 * rate),
+        "bursts": Bursts(0.3 * rate, 1.5 * rate, every_s=40.0, burst_s=10.0),
+        "onoff": OnOff(0.95 * rate, on_s=30.0, off_s=30.0, off_rate=0.05 * rate),
+    }
+    if trace is None:
+        loads["synthetic"] = OnOff(1.1 * rate, on_s=12.0, off_s=8.0, off_rate=0.2 * rate)
+    else:
+        # The trace's requests are longer than ShareGPT's: scaled to the same mean of prompt + output.
+        scale = (161.0 + 338.0) / (1155.0 + 211.0)
+        loads["trace"] = Trace(trace, rate=0.8 * rate, length_scale=scale)
+    return loads
 
 
 def is_static(policy: str) -> bool:
@@ -176,13 +195,14 @@ def run_suite(
     jobs: int = 1,
     quick: bool = False,
     trace: str | None = None,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
     """Runs it, prints tables and bars, and returns every figure."""
     chosen = list(policies or all_policies())
     if not any(is_static(policy) for policy in chosen):
         chosen.insert(0, "off")
     subject = "nightjar" if "nightjar" in chosen else "paper" if "paper" in chosen else default_subject(chosen)
-    suite = Suite(chosen, seeds or (1 if quick else 5), jobs, quick, trace)
+    suite = Suite(chosen, seeds or (1 if quick else 5), jobs, quick, trace, keep)
     closed = suite.closed()
     rates = {set_up: suite.saturation(closed, set_up) for set_up in suite.set_ups}
     parts: dict[str, list[dict[str, Any]]] = {"closed": closed}

@@ -17,7 +17,8 @@ PAPER = {
     "banditspec-exp3": 19.76,
     "tetris": 7.39,
 }
-_OPEN_COLUMNS = {
+# Of a table of one load: column -> figure.
+OPEN_COLUMNS = {
     "e2e s": "e2e.mean",
     "p99": "e2e.p99",
     "ttft s": "ttft.mean",
@@ -75,7 +76,8 @@ def report(
             per_30_s = 30.0 * moves / crossover(set_up, load, subject, "seconds")
             found.append(met(f"{set_up} (d) {load}: switches/s", switches, 1.0, at_most=True))
             found.append(met(f"{set_up} (d) {load}: evictions and reloads per 30 s", per_30_s, 1.0, at_most=True))
-    _beside_the_paper(closed, policies, subject)
+    print(f"\nThroughput of {subject} over each, percent: this model (a), and the paper's measurement")
+    print(table(("over", "model", "paper"), beside_the_paper(closed, policies, subject)))
     print(f"\nBars, for {subject}")
     print(bars(found))
     return found
@@ -117,8 +119,8 @@ def _closed(
 
 
 def _open_table(means: Means, set_up: str, load: str, policies: Sequence[str]) -> str:
-    rows = [(policy, *(means(set_up, load, policy, name) for name in _OPEN_COLUMNS.values())) for policy in policies]
-    return table((load, *_OPEN_COLUMNS), rows)
+    rows = [(policy, *(means(set_up, load, policy, name) for name in OPEN_COLUMNS.values())) for policy in policies]
+    return table((load, *OPEN_COLUMNS), rows)
 
 
 def _poisson(
@@ -160,8 +162,11 @@ def _dynamic(
     return found
 
 
-def _beside_the_paper(means: Means, policies: Sequence[str], subject: str) -> None:
-    """The paper's gains are of its own data and rates; ours are the mean over set-ups and rungs of (a)."""
+def beside_the_paper(means: Means, policies: Sequence[str], subject: str) -> list[tuple[str, float, float]]:
+    """Percent of throughput that `subject` gains over each: (over whom, here, in the paper).
+
+    The paper's gains are of its own data and rates; ours are the mean over set-ups and rungs of (a), `means`.
+    """
     rows = []
     for other, percent in PAPER.items():
         if other in policies:
@@ -171,5 +176,4 @@ def _beside_the_paper(means: Means, policies: Sequence[str], subject: str) -> No
                 for load in means.loads(set_up)
             ]
             rows.append((other, 100.0 * (float(np.mean(ratios)) - 1.0), percent))
-    print(f"\nThroughput of {subject} over each, percent: this model (a), and the paper's measurement")
-    print(table(("over", "model", "paper"), rows))
+    return rows

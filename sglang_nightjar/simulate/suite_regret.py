@@ -1,12 +1,14 @@
 """`--suite regret`: regret of the bandits in stationary worlds, and recovery after an abrupt change."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sglang_nightjar.simulate.acceptance import AcceptanceSpec, Domain, mean_alpha
 from sglang_nightjar.simulate.jobs import run_all
+from sglang_nightjar.simulate.kept import Kept
 from sglang_nightjar.simulate.planners import Context, default_subject, known, make_policy
 from sglang_nightjar.simulate.roofline import StepCost
 from sglang_nightjar.simulate.setups import find_set_up
@@ -106,9 +108,15 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def run_suite(
-    policies: Sequence[str] | None, *, seeds: int | None = None, jobs: int = 1, quick: bool = False
+    policies: Sequence[str] | None,
+    *,
+    seeds: int | None = None,
+    jobs: int = 1,
+    quick: bool = False,
+    keep: Path | None = None,
 ) -> dict[str, Any]:
-    """Runs it, prints tables and bars, and returns every figure."""
+    """Runs it, prints tables and bars, and returns every figure. `keep`: a file of finished runs, see `kept`."""
+    kept: Kept[dict[str, Any]] | None = Kept(keep, dict) if keep else None
     chosen = list(policies or known(("paper", "nightjar", "banditspec-ucb", "banditspec-exp3")))
     count = seeds or (2 if quick else 20)
     subject = default_subject(chosen)
@@ -119,11 +127,11 @@ def run_suite(
         for policy in chosen
         for seed in range(count)
     ]
-    still = run_all(stationary_run, tasks, jobs, "regret")
+    still = run_all(stationary_run, tasks, jobs, "regret", kept)
     tasks = [
         (name, policy, 1000 if quick else 5000, seed) for name in CHANGES for policy in chosen for seed in range(count)
     ]
-    changed = run_all(change_run, tasks, jobs, "changes")
+    changed = run_all(change_run, tasks, jobs, "changes", kept)
     summary, found = report(still, changed, chosen, subject)
     return {
         "level": "L1",

@@ -1,4 +1,4 @@
-"""Plain tables for the terminal."""
+"""Plain tables, for the terminal and for Markdown."""
 
 from collections.abc import Sequence
 
@@ -14,6 +14,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         return "  ".join(parts).rstrip()
 
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, cells)])
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
+    """The same as a Markdown table; the first `left` columns to the left, the others to the right."""
+    rule = ["| " + " | ".join([":--"] * left + ["---:"] * (len(header) - left)) + " |"]
+    lines = ["| " + " | ".join(_text(value).replace("|", "/") for value in row) + " |" for row in (header, *rows)]
+    return "\n".join(lines[:1] + rule + lines[1:])
 
 
 def _text(value: object) -> str:

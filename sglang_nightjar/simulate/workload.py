@@ -83,9 +83,15 @@ def draw_lengths(spec: Lengths, count: int, rng: np.random.Generator) -> tuple[I
 
 
 class Closed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="closed", tag_field="kind"):
-    """`concurrency` clients, each sending its next request when the last one is answered."""
+    """`concurrency` clients, each sending its next request when the last one is answered.
+
+    `turnaround_s`: from the step in which an answer ends until the client's next request can be scheduled: both go
+    through tokenizer, HTTP and client. At 0 the next request is in time for the very next step, which no server
+    over HTTP sees; it waits for one decode step of the others. Latencies are the client's: all of it is in them.
+    """
 
     concurrency: Count
+    turnaround_s: NotNegative = 0.0
 
 
 class Poisson(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="poisson", tag_field="kind"):
@@ -142,13 +148,14 @@ class Work:
     Attributes:
         arrival_s: [requests], s; empty meaning when `concurrency` is set (they arrive as others finish).
         prompt, output: tokens, [requests] each.
-        concurrency: clients of a closed loop, or None.
+        concurrency: clients of a closed loop, or None. turnaround_s: as in `Closed`.
     """
 
     arrival_s: Floats
     prompt: Ints
     output: Ints
     concurrency: int | None = None
+    turnaround_s: float = 0.0
 
 
 def rate_profile(spec: Bursts | Ramp | OnOff | Poisson, times: Floats, duration_s: float) -> Floats:
@@ -173,7 +180,7 @@ def draw_work(
     rng = np.random.default_rng([seed, 0xA221])
     if isinstance(arrivals, Closed):
         prompt, output = draw_lengths(lengths, requests, rng)
-        return Work(np.full(requests, np.nan), prompt, output, arrivals.concurrency)
+        return Work(np.full(requests, np.nan), prompt, output, arrivals.concurrency, arrivals.turnaround_s)
     if isinstance(arrivals, Trace):
         from sglang_nightjar.simulate.traces import read_trace
 

@@ -24,6 +24,10 @@ class RandomSwitch:
         self._left -= 1
         return self._gamma if state.residency is Residency.RESIDENT else 0
 
+    def reads_prompts(self, state: State) -> bool:
+        """Of every other prompt or so."""
+        return state.kv_tokens % 2 == 0
+
     def observe(self, seen: Observation) -> None:
         check_observation(seen, self.max_gamma)
 

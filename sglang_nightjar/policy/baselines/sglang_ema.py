@@ -137,6 +137,10 @@ class SglangEma:
             batch_size = self._graphs[graph]
         return self._slots[max(0, bisect_right(self._least, batch_size) - 1)]
 
+    def candidates(self, batch_size: int) -> tuple[int, ...]:
+        """The gammas it chooses from with `batch_size` requests running."""
+        return tuple(self._slot(batch_size).candidates)
+
     def decide(self, state: State) -> int:
         return self._slot(state.batch_size).gamma if state.residency is Residency.RESIDENT else 0
 

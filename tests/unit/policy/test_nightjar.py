@@ -68,6 +68,17 @@ def test_a_batch_size_never_met_is_decided_from_the_others() -> None:
         assert loss == pytest.approx(1.0 / world.goodput(48, 48 * 400, gamma), rel=0.12)
 
 
+def test_prompts_are_read_where_it_would_still_speculate() -> None:
+    world, policy = World(0.7, draft_s=0.001, token_s=1e-3, noise=0.05), make()
+    play(policy, world, [size for _ in range(150) for size in (1, 4, 96)] + [4] * 50)
+    assert world.best(4, 1600, MAX_GAMMA) > 0 and world.best(96, 96 * 400, MAX_GAMMA) == 0
+    asked = ("random", "contexts", "opening", "gamma", "switched_s", "probe")
+    before = [policy.snapshot()[name] for name in asked]
+    assert policy.reads_prompts(State(99.0, 4, 4 * 400))
+    assert not policy.reads_prompts(State(99.0, 96, 96 * 400))
+    assert [policy.snapshot()[name] for name in asked] == before, "asking changes nothing"
+
+
 @pytest.mark.parametrize(("token_s", "pays"), [(2e-5, True), (3e-3, False)])
 def test_more_requests_are_promised_no_more_than_they_bring(token_s: float, pays: bool) -> None:
     # Only 64 requests were ever met; whether 96 gain is told by what drafted tokens cost.

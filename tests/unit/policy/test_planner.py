@@ -66,11 +66,6 @@ def test_a_move_comes_with_its_benefit_and_other_steps_with_none() -> None:
     assert planner.decide(State(0.2, 64, residency=Residency.EVICTING)) == Decision(0)
 
 
-def test_residency_is_asked_with_the_gamma_just_decided() -> None:
-    planner = Planner(Fixed(2, 5), ResidencyPlanner(Worthless(), COSTS, QUICK))
-    assert {planner.decide(short(0.1 * step)).move for step in range(50)} == {Move.STAY}
-
-
 def test_observations_reach_the_policy() -> None:
     class Listening(Fixed):
         heard: list[Observation] = []

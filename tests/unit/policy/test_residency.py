@@ -44,8 +44,8 @@ def planner(gain: float, options: ResidencySettings = SETTINGS, **told: float) -
     return ResidencyPlanner(Told(gain, **told), COSTS, options)
 
 
-def ask(residency: ResidencyPlanner, moments: Iterable[State], gamma: int = 0) -> list[Move]:
-    return [residency.decide(state, gamma) for state in moments]
+def ask(residency: ResidencyPlanner, moments: Iterable[State]) -> list[Move]:
+    return [residency.decide(state) for state in moments]
 
 
 def held(state: State, steps: int, every_s: float = 0.03) -> list[State]:
@@ -57,16 +57,21 @@ def test_evicts_when_off_worthless_and_short_for_long_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "gamma", "gain"),
+    ("state", "gain"),
     [
-        (SHORT, 2, -5.0),  # speculating
-        (SHORT, 0, 5.0),  # off, but it would pay
-        (replace(SHORT, free_slots=1_000), 0, -5.0),  # 10 % free is not short
-        (replace(SHORT, total_slots=0, free_slots=0), 0, -5.0),  # no pool known
+        (SHORT, 700.0),  # 3100 tokens/s now, 3600 of a larger batch: not a quarter more
+        (replace(SHORT, free_slots=1_000), -5.0),  # 10 % free is not short
+        (replace(SHORT, total_slots=0, free_slots=0), -5.0),  # no pool known
     ],
 )
-def test_each_condition_is_needed(state: State, gamma: int, gain: float) -> None:
-    assert set(ask(planner(gain), held(state, 20 * PERSIST), gamma)) == {Move.STAY}
+def test_each_condition_is_needed(state: State, gain: float) -> None:
+    assert set(ask(planner(gain), held(state, 20 * PERSIST))) == {Move.STAY}
+
+
+def test_evicts_where_speculation_pays_but_a_larger_batch_would_pay_much_more() -> None:
+    residency = planner(400.0)
+    assert Move.EVICT in ask(residency, held(SHORT, PERSIST))
+    assert residency.benefit_tokens == pytest.approx((3600 - 2800) * 15 - 2800 * 0.1)
 
 
 def test_a_blocked_queue_is_short_whatever_is_free() -> None:
@@ -130,7 +135,7 @@ def test_a_pool_just_roomy_enough_reloads() -> None:
 def test_a_second_eviction_waits_for_the_cooldown() -> None:
     residency = planner(-5.0)
     # As if every eviction were undone at once.
-    moved = [state.now_s for state in held(SHORT, 4000) if residency.decide(state, 0) is Move.EVICT]
+    moved = [state.now_s for state in held(SHORT, 4000) if residency.decide(state) is Move.EVICT]
     assert len(moved) == 4  # 120 s
     assert all(30.0 <= later - earlier < 31.0 for earlier, later in zip(moved, moved[1:], strict=False))
 
@@ -142,7 +147,7 @@ def test_a_reload_waits_until_the_eviction_has_settled() -> None:
     assert ask(residency, held(SHORT, PERSIST))[-1] is Move.EVICT
     estimates.gain_s = 100.0
     after = [replace(ROOMY, now_s=evicted_s + 0.1 * step) for step in range(1, 100)]
-    moved = [state.now_s for state in after if residency.decide(state, 0) is Move.RELOAD]
+    moved = [state.now_s for state in after if residency.decide(state) is Move.RELOAD]
     assert moved[0] - evicted_s == pytest.approx(5.0, abs=0.11)
 
 
@@ -155,7 +160,6 @@ MOMENTS = st.lists(
         st.integers(0, 40),
         st.booleans(),
         RESIDENCIES,
-        st.integers(0, 1),  # gamma, if resident
         st.floats(-1e3, 1e3),  # gain
         st.integers(1, 6),  # decisions it lasts
     ),
@@ -171,19 +175,17 @@ def test_moves_are_possible_paid_and_apart(moments: list[tuple[Any, ...]], persi
     residency = ResidencyPlanner(estimates, COSTS, options)
     now_s = 0.0
     moved: list[tuple[float, Move]] = []
-    for wait_s, batch_size, free, queue, blocked, where, gamma, gain, lasts in moments:
+    for wait_s, batch_size, free, queue, blocked, where, gain, lasts in moments:
         estimates.gain_s = gain
         for _ in range(lasts):
             now_s += wait_s
             state = State(now_s, batch_size, 100 * batch_size, free, 15_000, queue, blocked, 5, where)
-            gamma = gamma if where is Residency.RESIDENT else 0
-            move = residency.decide(state, gamma)
+            move = residency.decide(state)
             if move is Move.STAY:
                 continue
             assert where is (Residency.RESIDENT if move is Move.EVICT else Residency.EVICTED)
-            assert gamma == 0
             assert residency.benefit_tokens > 0.0
-            assert (gain <= 0.0) == (move is Move.EVICT)
+            assert move is Move.EVICT or gain > 0.0
             assert not moved or now_s - moved[-1][0] >= options.settle_s
             evictions = [at for at, earlier in moved if earlier is Move.EVICT]
             assert move is Move.RELOAD or not evictions or now_s - evictions[-1] >= options.cooldown_s

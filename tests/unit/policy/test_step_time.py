@@ -66,6 +66,32 @@ def test_little_is_claimed_of_batches_far_from_any_seen() -> None:
     assert step_time.relative_error(0, 192) > 0.1
 
 
+def test_little_is_claimed_of_a_side_never_tried_at_such_a_batch() -> None:
+    step_time = taught([(0, 1), (5, 1), (5, 4), (5, 16)], 60)
+    assert not step_time.tried(0, 16) and step_time.tried(3, 20) and step_time.tried(0, 1)
+    errors = [step_time.relative_error(0, batch_size) for batch_size in (1, 2, 4, 8, 16)]
+    assert errors == sorted(errors) and errors[0] < 0.1 and errors[-1] > 0.4
+    step_time.observe(0, 16, 16 * CONTEXT, truth(0, 16))
+    assert step_time.tried(0, 16) and step_time.relative_error(0, 16) < errors[-1] - 0.3
+
+
+def test_kv_is_not_blamed_for_what_drafts_take() -> None:
+    # KV grows with the batch, as the drafts' time does. Here a token of KV costs nothing.
+    def seconds(gamma: int, batch_size: int) -> float:
+        verified = 0.0 if gamma == 0 else 0.02 + 0.0013 * batch_size * (gamma + 1)
+        return 0.047 + 0.0029 * batch_size * (gamma + 1) + verified + 0.0108 * gamma + 0.0022 * gamma * batch_size
+
+    step_time, draw = StepTime(5), random.Random(1)
+    grown = ((1, (0,), 2), (1, (3, 4, 5, 5, 5, 5, 5, 5), 10), (4, (4, 5, 3, 5), 14), (16, (2, 3, 4, 5), 10))
+    for batch_size, gammas, times in grown:
+        for time in range(times):
+            for gamma in gammas:
+                kv_tokens = batch_size * (30 + 4 * time)
+                step_time.observe(gamma, batch_size, kv_tokens, seconds(gamma, batch_size) * draw.uniform(0.9, 1.1))
+    for_kv = step_time.predict(0, 16, 1000) - step_time.predict(0, 16, 0)
+    assert for_kv < 0.1 * seconds(0, 16)
+
+
 def test_a_cell_follows_when_its_steps_get_slower() -> None:
     step_time = taught([(3, 16)], 400)
     for _ in range(500):
@@ -115,3 +141,26 @@ def test_a_snapshot_predicts_and_learns_the_same() -> None:
             one.observe(gamma, batch_size, 50 * batch_size, truth(gamma, batch_size))
         assert restored.predict(gamma, batch_size, 99) == step_time.predict(gamma, batch_size, 99)
     assert restored.snapshot() == step_time.snapshot()
+
+
+def test_the_drafts_own_time_tells_it_from_that_of_tokens() -> None:
+    # A batch of 17 only, at every gamma: whole steps cannot say whether rows are slow or drafts are.
+    def draft_s(gamma: int) -> float:
+        return gamma * (0.015 + 17 * 0.002)
+
+    def verify_s(tokens: int) -> float:
+        return 0.07 + 0.003 * tokens
+
+    blind, told = StepTime(5), StepTime(5)
+    for step in range(300):
+        gamma = (0, 5, 3, 4)[step % 4]
+        seconds = verify_s(17 * (gamma + 1)) + draft_s(gamma)
+        blind.observe(gamma, 17, 17 * CONTEXT, seconds)
+        told.observe(gamma, 17, 17 * CONTEXT, seconds, draft_s(gamma))
+    true = verify_s(48) - verify_s(17)
+    assert told.growth(17, 48, 0) == pytest.approx(true, rel=0.05)
+    assert blind.growth(17, 48, 0) > 1.5 * true
+    for gamma in (0, 3, 5):
+        assert told.predict(gamma, 17, 17 * CONTEXT) == pytest.approx(
+            verify_s(17 * (gamma + 1)) + draft_s(gamma), rel=0.05
+        )

@@ -59,6 +59,21 @@ def test_several_journals_make_one_set_up(tmp_path: Path) -> None:
     assert (points.slots_resident, points.slots_evicted) == (6144, 9000)
 
 
+def test_a_prefill_has_a_fixed_part_and_the_draft_s_reading_is_not_in_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "j", (1, 8), (0, 2))
+    journal, draw = Journal(path), random.Random(1)
+    for _ in range(400):
+        tokens = draw.randint(10, 300)
+        seen = {"kind": 1, "batch_size": 0, "committed": [], "prefill_tokens": tokens, "total_slots": 6144}
+        journal.write("step", {**seen, "gamma": 0, "seconds": 0.09 + 1e-3 * tokens * draw.uniform(0.95, 1.05)})
+        journal.write("step", {**seen, "gamma": 2, "seconds": 0.3 + 2e-3 * tokens})
+    journal.close()
+    points = measure([path], "machine")
+    # `write` has some prefills of another kind: 400 tokens in 0.8 s. They are few.
+    assert points.prefill_step_s == pytest.approx(0.09, rel=0.1)
+    assert points.prefill_token_s == pytest.approx(1e-3, rel=0.1)
+
+
 def test_the_file_is_one_that_scenarios_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, made = write(tmp_path / "j", (1, 12), (0, 2)), tmp_path / "machine.json"
     assert main(["--measure", str(path), "--json", str(made)]) == 0

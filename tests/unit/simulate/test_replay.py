@@ -51,6 +51,23 @@ def test_costs_and_acceptance_are_read_from_the_journal(tmp_path: Path) -> None:
     assert recording.acceptance.by_position[0] == pytest.approx(0.8, abs=0.03)
 
 
+def test_a_step_belongs_to_its_own_decision(tmp_path: Path) -> None:
+    """With overlap scheduling the next decision is written before a step's outcome."""
+    journal = Journal(tmp_path / "j")
+    for number in range(1, 101):
+        journal.write("state", {"now_s": float(number), "batch_size": number})
+        journal.write("directive", {"step": number})
+        if number > 1:
+            journal.write(
+                "step",
+                {"kind": 0, "batch_size": number - 1, "gamma": 0, "committed": [number - 1], "seconds": 0.1}
+                | {"directive": number - 1},
+            )
+    recording = Recording(tmp_path / "j")
+    assert len(recording.steps) == 99
+    assert [state.batch_size for state in recording.states] == [step.batch_size for step in recording.steps]
+
+
 def test_a_policy_takes_the_place_of_the_recorded_one(tmp_path: Path) -> None:
     recorded, off, static, nightjar = replay(write_journal(tmp_path / "j"), ["off", "static:3", "nightjar"])
     assert recorded.switches > 50 and sum(recorded.gammas) == 400

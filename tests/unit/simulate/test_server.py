@@ -44,8 +44,10 @@ class FlatCost:
 class Scripted:
     """Plays `choose(state)`, and checks and keeps everything it is told."""
 
-    def __init__(self, choose: Callable[[State], Decision]) -> None:
-        self.choose = choose
+    def __init__(
+        self, choose: Callable[[State], Decision], reads: Callable[[State], bool] = lambda state: True
+    ) -> None:
+        self.choose, self.reads_prompts = choose, reads
         self.states: list[State] = []
         self.seen: list[Observation] = []
 
@@ -158,6 +160,21 @@ def test_the_draft_reads_prompts_only_while_speculating() -> None:
     lags = {state.batch_size: state.max_lag for state in reversed(planner.states)}
     assert lags[2] == 0  # came while speculating
     assert lags[3] == 50 or lags[3] >= planner.states[-1].max_lag - 60
+
+
+def test_the_planner_keeps_the_draft_from_prompts_by_the_batch_they_make() -> None:
+    asked: list[State] = []
+
+    def reads(state: State) -> bool:
+        asked.append(state)
+        return state.batch_size < 3
+
+    planner = Scripted(lambda state: Decision(2), reads)
+    serve(planner, work_of((30, 200), (70, 200), (50, 200), (40, 200), at=[0.0, 1.0, 2.0, 2.0]), alpha=0.0)
+    assert [(state.batch_size, state.queue_length) for state in asked] == [(2, 0), (4, 0)]
+    caught = [(seen.batch_size, seen.catchup_tokens) for seen in planner.decoded if seen.catchup_tokens]
+    # The first comes before anything was decided; the last two were not read, and were caught up with.
+    assert caught == [(1, 30), (4, 90)]
 
 
 def test_requests_are_retracted_when_the_pool_is_full_and_recomputed() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from sglang_nightjar.simulate import suite_paper, suite_regret
-from sglang_nightjar.simulate.table import bars, met, table
+from sglang_nightjar.simulate.table import bars, markdown, met, table
 
 
 def test_the_paper_suite(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,5 +41,7 @@ def test_the_crossover_is_where_the_best_gammas_change() -> None:
 def test_tables() -> None:
     text = table(("name", "x"), [("a", 1.5), ("bb", float("nan"))]).splitlines()
     assert text[0] == "name    x" and text[2] == "a     1.5" and text[3] == "bb      -"
+    written = markdown(("name", "x"), [("a|b", 1.5), ("c", 1234.5)]).splitlines()
+    assert written == ["| name | x |", "| :-- | ---: |", "| a/b | 1.5 |", "| c | 1234 |"]
     assert not met("x", float("nan"), 1.0)["met"]
     assert "NOT MET" in bars([met("x", 2.0, 1.0, at_most=True)])
