@@ -1,4 +1,11 @@
-"""The CUDA side of `draft_lens` and `set_valid`: one launch each, nothing looked at on the host."""
+"""The CUDA side of `draft_lens` and `set_valid`: one launch each, nothing looked at on the host.
+
+Roofline. The scan reads, of every position up to the first gap, 4 bytes of `req_to_token` in order and one byte
+of `valid` by slot: 128 requests of 4,096 tokens are 2.6 MB, 0.5 us at 4.8 TB/s; 19 MB and 4 us where no two
+slots share a 32-byte sector. One program scans one request, so a single long one is bound by latency, not by
+bandwidth: 131,072 tokens are 64 dependent rounds of some 1 us each. An update moves 10 bytes a slot: 4,096 slots
+are 41 KB. A launch takes 2 to 3 us, more than either floor.
+"""
 
 import torch
 import triton

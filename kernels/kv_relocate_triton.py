@@ -1,4 +1,14 @@
-"""The CUDA side of `kv_relocate`: one launch for all moves of all buffers."""
+"""The CUDA side of `kv_relocate`: one launch for all moves of all buffers.
+
+Roofline. A call reads and writes every row once, 2 x moves x row bytes x buffers, and nothing else that
+counts (24 bytes a buffer, 16 a move). At the 4.8 TB/s of an H200's memory (a copy there reaches some 4.3): 10,000
+slots of 32 layers, K and V, with rows of 2 KiB are 2.6 GB and 0.55 ms; in fp8, half of both. It is bound by
+bandwidth from about 100 such slots on (27 MB, 5.5 us); below that, by the launch and the two small copies of its
+arguments. Rows of 16-byte multiples move in 16-byte accesses; any other alignment in the widest it allows.
+
+No order among the moves is needed: those whose source is also a target have gone before, through a temporary
+(`kv_relocate`), and what is left reads no row that any of them writes.
+"""
 
 import math
 

@@ -159,9 +159,12 @@ class Regions:
         for index, start in enumerate(self._starts):
             try:
                 change(start + low, start + high)
-            except CommitError:
-                for done in self._starts[:index]:
-                    undo(done + low, done + high)
+            except CommitError as refusal:
+                try:
+                    for done in self._starts[:index]:
+                        undo(done + low, done + high)
+                except CommitError as error:  # which would say that nothing has changed
+                    raise RuntimeError(f"buffers of different sizes: {error}, after: {refusal}") from error
                 raise
         self._backed = after
 

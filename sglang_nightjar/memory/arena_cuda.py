@@ -4,56 +4,21 @@ Memory comes in handles of one unit (2 MiB on GPUs of today). What an arena deco
 `HandlePool`, from which the other arenas of the device commit: memory the draft gives up comes under
 the tails of the KV buffers without a moment in which another process could take it.
 
-Upstream: `sglang.srt.utils.cuda_vmm_utils`. Its properties, access rights and tensors are used here;
-its `VmmReservation` is not, since it only grows: it unmaps nothing before its end, and releases then.
+Upstream has `sglang.srt.utils.cuda_vmm_utils.VmmReservation`, which only grows: it unmaps nothing before
+its end, and releases then. Its smaller helpers would fit; what they do is written out here, so that a
+machine without SGLang can check arenas too (`scripts/gpu_check.sh`).
 """
 
-import importlib
 import threading
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from sglang.srt.utils.cuda_vmm_utils import make_device_allocation_prop, make_rw_access_desc, tensor_from_pointer
 
 from sglang_nightjar.memory.arena import CommitError, CommitMap
-
-
-class DriverError(RuntimeError):
-    """A call of the CUDA driver failed; names the call and the result.
-
-    Where an arena lets it through instead of a `CommitError`, undoing failed as well: the arena is lost.
-    """
-
-
-class Tensors(Protocol):
-    """Memory of one device as torch sees it; addresses and sizes are bytes."""
-
-    def view(self, address: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """A contiguous tensor at an address, which need not have memory; owns nothing."""
-        ...
-
-    def zero(self, address: int, nbytes: int) -> None:
-        """Writes zeros, and returns when they are there. `RuntimeError` where the device fails."""
-        ...
-
-
-class CudaTensors:
-    """`Tensors` on a GPU. Zeros are written on a stream of its own: no other stream waits, none is waited for."""
-
-    def __init__(self, device: int) -> None:
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
-
-    def view(self, address: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        nbytes = prod(shape) * dtype.itemsize
-        return tensor_from_pointer(address, nbytes, shape=tuple(shape), dtype=dtype, device_id=self._device)
-
-    def zero(self, address: int, nbytes: int) -> None:
-        with torch.cuda.stream(self._stream):
-            self.view(address, (nbytes,), torch.uint8).zero_()
-        self._stream.synchronize()
+from sglang_nightjar.memory.cuda_driver import CudaDriver, DriverError
+from sglang_nightjar.memory.cuda_tensors import Tensors
 
 
 class HandlePool:
@@ -62,9 +27,7 @@ class HandlePool:
     Taking and giving is safe from any thread.
 
     Args:
-        device: CUDA ordinal; torch has initialised CUDA.
-        driver: what has the functions of `cuda.bindings.driver`, which it is by default.
-        tensors: of this device.
+        tensors: of the driver's device.
 
     Attributes:
         granularity: bytes of a handle, the device's recommended unit.
@@ -74,13 +37,22 @@ class HandlePool:
         DriverError: the device has no virtual memory management.
     """
 
-    def __init__(self, device: int, driver: Any = None, tensors: Tensors | None = None) -> None:
-        self._driver = importlib.import_module("cuda.bindings.driver") if driver is None else driver
-        self.tensors = CudaTensors(device) if tensors is None else tensors
+    def __init__(self, driver: CudaDriver, tensors: Tensors) -> None:
+        self.call = driver.call
+        self.tensors = tensors
+        types = driver.types
+        here = types.CUmemLocation()
+        here.type, here.id = types.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE, driver.ordinal
+        self._prop = types.CUmemAllocationProp()
+        self._prop.type = types.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+        self._prop.location = here
         # Not exportable: no other process is to map KV slots that come and go.
-        self._prop = make_device_allocation_prop(device, handle_types=None)
-        self.access = [make_rw_access_desc(device)]
-        unit = self._driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
+        self._prop.requestedHandleTypes = types.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_NONE
+        rights = types.CUmemAccessDesc()
+        rights.location = here
+        rights.flags = types.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+        self.access = [rights]
+        unit = types.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self.granularity = int(self.call("cuMemGetAllocationGranularity", self._prop, unit))
         self._spare: list[Any] = []
         self._lock = threading.Lock()
@@ -89,13 +61,6 @@ class HandlePool:
     def spare(self) -> int:
         """Bytes held and mapped nowhere."""
         return len(self._spare) * self.granularity
-
-    def call(self, name: str, *arguments: Any) -> Any:
-        """The value of a driver call, if it has one; `DriverError` where it fails."""
-        result, *values = getattr(self._driver, name)(*arguments)
-        if int(result) != 0:
-            raise DriverError(f"{name}: {result.name}")
-        return values[0] if values else None
 
     def take(self, count: int) -> tuple[list[Any], list[Any]]:
         """Handles that were spare, as many as there are, and new ones: `count` together.

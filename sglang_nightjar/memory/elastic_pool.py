@@ -4,30 +4,33 @@ The buffers have addresses for the largest pool from the start; only the first r
 Upstream seam: `SRTPlatform.get_kv_pool_cls`, `MHATokenToKVPool._create_buffers_normal`.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 from sglang_nightjar.memory.arena import Regions
-from sglang_nightjar.memory.arena_posix import PAGE, posix_arena
+from sglang_nightjar.memory.device import DeviceMemory, PosixDevice
 from sglang_nightjar.platform.kv_pool import CpuKVPool
 
 
-class ElasticKVPool(CpuKVPool):
+class ElasticBuffers(MHATokenToKVPool):  # type: ignore[misc]
     """A pool of `size` slots that `resize` changes; slot numbers and addresses stay what they are.
 
     Attributes:
         spare: bytes of other memory that this pool may take over one day: so many, and so many per slot it begins with.
+        memory: the device its buffers are on.
         regions: its buffers, all K and then all V; a row is a slot, and there is one page more than slots.
     """
 
     spare = (0, 0)
+    memory: ClassVar[DeviceMemory]
     regions: Regions
 
     @classmethod
-    def with_spare(cls, fixed: int, per_slot: int) -> type["ElasticKVPool"]:
-        """The class SGLang is to make pools of, which it gives no arguments of ours."""
-        return type(cls.__name__, (cls,), {"spare": (fixed, per_slot)})
+    def with_spare(cls, fixed: int, per_slot: int, memory: DeviceMemory | None = None) -> type["ElasticBuffers"]:
+        """The class SGLang is to make pools of, which it gives no arguments of ours; on its own memory by default."""
+        return type(cls.__name__, (cls,), {"spare": (fixed, per_slot), "memory": memory or cls.memory})
 
     def _create_buffers_normal(self) -> None:
         (k_shape, v_shape), count = self._kv_buffer_shapes(), 2 * self.layer_num
@@ -36,9 +39,11 @@ class ElasticKVPool(CpuKVPool):
         row_bytes = int(torch.Size(tail).numel()) * self.store_dtype.itemsize
         fixed, per_slot = self.spare
         # Whatever rounding up to the granularity has added, here and in the memory to be taken over, is used too.
-        rounding = 2 * -(-PAGE // row_bytes)
+        unit = self.memory.granularity
+        rounding = 2 * -(-unit // row_bytes)
         rows_max = rows + -(-(fixed + per_slot * rows) // (count * row_bytes)) + rounding
-        arena = posix_arena(Regions.reserved_bytes(count, rows_max, row_bytes, PAGE))
+        rows_max = -(-rows_max // self.page_size) * self.page_size  # attention backends view buffers as pages
+        arena = self.memory.arena(Regions.reserved_bytes(count, rows_max, row_bytes, unit))
         self.regions = Regions(arena, count, rows_max, row_bytes)
         self.regions.resize(rows)
         buffers = [self.regions.tensor(index, tail, self.store_dtype) for index in range(count)]
@@ -85,3 +90,9 @@ class ElasticKVPool(CpuKVPool):
 
     def _rows(self, slots: int) -> int:
         return slots + self.page_size if slots else 0
+
+
+class ElasticKVPool(ElasticBuffers, CpuKVPool):
+    """On host memory, as on the CPU platform."""
+
+    memory: ClassVar[DeviceMemory] = PosixDevice()

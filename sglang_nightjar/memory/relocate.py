@@ -7,7 +7,7 @@ prompt is in the middle of a chunked prefill (its slots were promised at admissi
 touched and the caller asks again later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -106,6 +106,7 @@ def contract(
     req_to_token: torch.Tensor,
     buffers: Sequence[torch.Tensor],
     keep_cached: bool,
+    finish_step: Callable[[], None],
 ) -> Contraction:
     """Empties the pool above its first `limit` slots.
 
@@ -115,14 +116,17 @@ def contract(
         buffers: K and V of every layer, [slots, ...]; changed.
         keep_cached: whether prefixes nobody holds are moved rather than dropped, as far as there is room
             (`MoveCosts.worth_moving`; all ranks must be told the same).
+        finish_step: called where there is room, before anything is touched: no step is under way when it returns. What
+            that step ends and frees only makes more room.
     Returns:
         What happened. After it every running request can still take a page.
     """
     page = allocator.page_size
-    rows = holders.rows()
-    short = allocator.used() - holders.evictable() + len(rows) * page - limit
+    short = allocator.used() - holders.evictable() + len(holders.rows()) * page - limit
     if short > 0 or holders.prefilling():
         return Contraction(short=max(short, 1))
+    finish_step()
+    rows = holders.rows()
     dropped = 0 if keep_cached else _drop_tail(limit + page, holders)
     while (missing := allocator.held_above(limit) - len(allocator.free_below(limit)) * page) > 0:
         evicted = holders.evict(missing)
@@ -142,7 +146,7 @@ def contract(
     dst = allocator.free_below(limit)[: len(src)]
     allocator.take(dst)
     kv_relocate(buffers, *expand_pages(src, dst, page))
-    moved_to = torch.arange(int(src.max()) + 1)
+    moved_to = torch.arange(int(src.max()) + 1, device=src.device)
     moved_to[src] = dst
     for row, length in rows:
         slots = req_to_token[row, :length]

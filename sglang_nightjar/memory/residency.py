@@ -17,30 +17,26 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from sglang_nightjar.coordination.messages import Turn
 from sglang_nightjar.memory.arena import CommitError
 from sglang_nightjar.memory.background import Background, Pace
 from sglang_nightjar.memory.draft_store import DraftStore
 from sglang_nightjar.memory.ledger import Account, Ledger
+from sglang_nightjar.memory.pools import Allocator, Pool, PoolSizes
 from sglang_nightjar.memory.relocate import Contraction
 from sglang_nightjar.policy.base import Residency
 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class PoolSizes:
-    """KV slots with the draft on the device, and without."""
-
-    small: int
-    large: int
-
-
 @dataclass(slots=True)
 class Counters:
-    """Since the start, for `/server_info`: transitions, what moved, and how long each phase took, s."""
+    """Since the start, for `/server_info`: transitions, what moved, and how long each phase took, s.
+
+    `copied`: bytes of weights. `most_copied`: of those, the most between two scheduler iterations of the last reload.
+    """
 
     evictions: int = 0
     reloads: int = 0
@@ -48,28 +44,13 @@ class Counters:
     postponed: int = 0
     moved_slots: int = 0
     dropped_slots: int = 0
+    copied: int = 0
+    most_copied: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # of the last of each kind
 
 
-class Pool(Protocol):
-    """A buffer set of KV slots that resizes in place (`memory/elastic_pool.py`)."""
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def bytes_for(self, slots: int) -> int: ...
-
-    def resize(self, slots: int) -> None: ...
-
-    def resized(self, slots: int) -> None: ...
-
-
-class Allocator(Protocol):
-    """Hands out KV slots (`memory/elastic_allocator.py`)."""
-
-    def grow(self, size: int) -> None: ...
-
-    def shrink(self, size: int) -> None: ...
+def _nothing() -> None:
+    """No stream runs beside the thread that makes turns."""
 
 
 class DraftResidency:
@@ -95,6 +76,8 @@ class DraftResidency:
         shrink: Callable[[int, bool], Contraction],
         on_capacity: Callable[[int], None],
         on_draft_lost: Callable[[], None],
+        before_work: Callable[[], None] = _nothing,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         """Memory of both pools and of the store is charged to the ledger already.
 
@@ -104,11 +87,15 @@ class DraftResidency:
                 whether cached prefixes are kept.
             on_capacity: tells everyone upstream how many slots there are.
             on_draft_lost: no slot holds draft KV any more.
+            before_work: called by the thread that makes turns, before a thread begins to move memory
+                (`DeviceMemory.mark`).
+            clock: s, by which phases are timed.
         """
         self._ledger, self._store = ledger, store
         self._target, self._draft, self._allocator = target_pool, draft_pool, allocator
         self.sizes, self._chunk_bytes = sizes, chunk_bytes
         self._shrink, self._on_capacity, self._on_draft_lost = shrink, on_capacity, on_draft_lost
+        self._before_work, self._clock = before_work, clock
         self.state = Residency.RESIDENT
         self.slots = sizes.small
         self.counters = Counters()
@@ -152,7 +139,7 @@ class DraftResidency:
         if self._next is not None and (self._work is None or not self._work.running):
             self._begin(*self._next)
         if self._work is not None:
-            self._work.pace.give()
+            self._work.pace.give(self._look)
 
     def outcome(self) -> tuple[Turn, str | None] | None:
         """Once, when the work of the last turn has ended: the turn, and why it failed if it did."""
@@ -160,6 +147,7 @@ class DraftResidency:
         if work is None or work.running or self._next is not None:
             return None
         self._work = None
+        self._look()
         self.counters.seconds[self._turn.name.lower()] = work.seconds
         if work.failure is not None:
             self.counters.failures += 1
@@ -173,6 +161,7 @@ class DraftResidency:
             "slots": self.slots,
             "slots_resident": self.sizes.small,
             "slots_evicted": self.sizes.large,
+            "slots_weights_only": self.sizes.weights_only,
             "device_bytes": self._ledger.report(),
             "evictions": counters.evictions,
             "reloads": counters.reloads,
@@ -180,6 +169,8 @@ class DraftResidency:
             "postponed": counters.postponed,
             "moved_slots": counters.moved_slots,
             "dropped_slots": counters.dropped_slots,
+            "copied_bytes": counters.copied,
+            "most_copied_bytes": counters.most_copied,
             "seconds": dict(counters.seconds),
         }
 
@@ -209,6 +200,8 @@ class DraftResidency:
         if self.state is Residency.EVICTED:
             self.counters.reloads += 1
         self.state = Residency.RELOADING
+        self._look()
+        self.counters.most_copied = 0
         if self.slots > self.sizes.small:
             self._draining = True
             self._drain()
@@ -220,7 +213,7 @@ class DraftResidency:
         self.state = Residency.RESIDENT
 
     def _drain(self) -> None:
-        begin = time.perf_counter()
+        begin = self._clock()
         done = self._shrink(self.sizes.small, self._keep_cached)
         self.counters.dropped_slots += done.dropped
         if done.short:
@@ -230,13 +223,19 @@ class DraftResidency:
         self.counters.moved_slots += done.moved
         self._allocator.shrink(self.sizes.small)
         self._set_capacity(self.sizes.small)
-        self.counters.seconds["contract"] = time.perf_counter() - begin
+        self.counters.seconds["contract"] = self._clock() - begin
         self._start(Turn.RELOAD, self._come_back)
 
     def _set_capacity(self, slots: int) -> None:
         self.slots = slots
         self._target.resized(slots)
         self._on_capacity(slots)
+
+    def _look(self) -> None:
+        """How many weights were copied since this was last called."""
+        counters, copied = self.counters, self._store.copied
+        counters.most_copied = max(counters.most_copied, copied - counters.copied)
+        counters.copied = copied
 
     # Work in the background.
 
@@ -250,7 +249,8 @@ class DraftResidency:
 
     def _begin(self, turn: Turn, work: Callable[[Pace], None]) -> None:
         self._turn, self._next = turn, None
-        self._work = Background(f"nightjar-{turn.name.lower()}", work)
+        self._before_work()
+        self._work = Background(f"nightjar-{turn.name.lower()}", work, self._clock)
 
     def _leave(self, pace: Pace) -> None:
         """The draft's memory becomes the target's KV."""
@@ -261,11 +261,13 @@ class DraftResidency:
         """The target's tail becomes the draft's memory, and its weights are copied into it."""
         self._resize(self._target, Account.TARGET_KV, self.sizes.small)
         self._resize(self._draft, Account.DRAFT_KV, self.sizes.small)
-        self._ledger.charge(Account.DRAFT_WEIGHTS, self._store.nbytes)
+        if not self._store.resident:  # it is where an eviction could not take it away
+            self._ledger.charge(Account.DRAFT_WEIGHTS, self._store.nbytes)
         try:
             self._store.reload(self._chunk_bytes, pace.take)
         except BaseException:
-            self._ledger.release(Account.DRAFT_WEIGHTS, self._store.nbytes)
+            if not self._store.resident:
+                self._ledger.release(Account.DRAFT_WEIGHTS, self._store.nbytes)
             raise
 
     def _give_draft_back(self) -> None:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from arena_kinds import Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sglang_nightjar.memory.arena import Regions
 from sglang_nightjar.memory.relocate import CachedNode, Contraction, MoveCosts, contract
 
 
@@ -41,8 +43,12 @@ class PageSet:
 
 @dataclass
 class World:
-    """Requests whose first tokens are a cached prefix, and prefixes nobody holds, over random pages."""
+    """Requests whose first tokens are a cached prefix, and prefixes nobody holds, over random pages.
 
+    The buffers' upper half lies on memory that a draft has given up.
+    """
+
+    kind: Kind
     seed: int
     pages: int
     page_size: int
@@ -51,12 +57,13 @@ class World:
     rows_: list[tuple[int, int]] = field(default_factory=list)
     tree: dict[int, CachedNode] = field(default_factory=dict)
     in_prefill: bool = False
+    finished: list[tuple[torch.Tensor, set[int]]] = field(default_factory=list)  # what it found, of each step finished
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
         self.allocator = PageSet(self.pages, self.page_size)
         slots = (self.pages + 1) * self.page_size
-        self.buffers = [torch.randn(slots, 3) for _ in range(4)]
+        self.buffers = self.make_buffers(slots)
         self.req_to_token = torch.zeros((self.requests + 1, 64 * self.page_size), dtype=torch.int32)
         self.rng = rng
         for row in range(self.requests):
@@ -72,6 +79,25 @@ class World:
             if slots_ is not None:
                 parents = [n.node for n in self.tree.values() if not n.locked]
                 self.add_node(slots_, locked=False, parent=rng.choice(parents) if parents and rng.random() < 0.5 else 0)
+
+    def make_buffers(self, slots: int) -> list[torch.Tensor]:
+        place = self.kind.place(self)
+        row = place.memory.granularity // 4  # bytes: so that a few slots fill a unit
+        draft = place.memory.arena(4 * (slots * row // 2 + 2 * place.memory.granularity))
+        regions = Regions(
+            place.memory.arena(Regions.reserved_bytes(4, slots, row, place.memory.granularity)), 4, slots, row
+        )
+        regions.resize(slots // 2)
+        draft.commit(0, draft.size)
+        place.fill()
+        draft.decommit(0, draft.size)
+        regions.resize(slots)
+        place.check_handed_over()
+        buffers = [regions.tensor(index, (row // 4,), torch.float32) for index in range(4)]
+        generator = torch.Generator().manual_seed(self.seed)
+        for buffer in buffers:
+            buffer[:, ::97] = torch.randn(buffer[:, ::97].shape, generator=generator)
+        return buffers
 
     def some_pages(self) -> torch.Tensor | None:
         count = self.rng.randrange(1, 4)
@@ -113,6 +139,9 @@ class World:
     def prefilling(self) -> bool:
         return self.in_prefill
 
+    def finish_step(self) -> None:
+        self.finished.append((self.req_to_token.clone(), set(self.allocator.free)))
+
     def contents(self) -> list[torch.Tensor]:
         """K and V of every row and node, as their owners see them."""
         owned = [self.req_to_token[row, :length].to(torch.int64) for row, length in self.rows_]
@@ -127,6 +156,7 @@ class World:
             req_to_token=self.req_to_token,
             buffers=self.buffers,
             keep_cached=keep_cached,
+            finish_step=self.finish_step,
         )
 
 
@@ -140,9 +170,9 @@ class World:
     keep_cached=st.booleans(),
 )
 def test_owners_see_the_same_bytes(
-    seed: int, page_size: int, requests: int, unheld: int, kept: int, keep_cached: bool
+    kind: Kind, seed: int, page_size: int, requests: int, unheld: int, kept: int, keep_cached: bool
 ) -> None:
-    world = World(seed, 40, page_size, requests, unheld)
+    world = World(kind, seed, 40, page_size, requests, unheld)
     limit = kept * page_size
     locked = [node for node in world.tree if world.tree[node].locked]
     held = sum(length > 0 for _, length in world.rows_)
@@ -168,24 +198,50 @@ def test_owners_see_the_same_bytes(
     assert named.isdisjoint(world.allocator.free) and len(named) + len(world.allocator.free) == 40
 
 
-def test_cached_prefixes_are_moved_where_that_is_cheaper() -> None:
-    kept, dropped = World(3, 40, 1, 1, 6), World(3, 40, 1, 1, 6)
+def test_cached_prefixes_are_moved_where_that_is_cheaper(kind: Kind) -> None:
+    kept, dropped = World(kind, 3, 40, 1, 1, 6), World(kind, 3, 40, 1, 1, 6)
     kept.contract(30, keep_cached=True)
     dropped.contract(30, keep_cached=False)
     assert len(kept.tree) > len(dropped.tree)
 
 
-def test_nothing_is_touched_where_low_slots_do_not_suffice() -> None:
-    world = World(0, 40, 1, 6, 0)
+def test_nothing_is_touched_where_low_slots_do_not_suffice(kind: Kind) -> None:
+    world = World(kind, 0, 40, 1, 6, 0)
     table, buffers = world.req_to_token.clone(), [buffer.clone() for buffer in world.buffers]
     free = set(world.allocator.free)
     done = world.contract(2, keep_cached=True)
     assert done.short > 0 and torch.equal(table, world.req_to_token) and free == world.allocator.free
+    assert not world.finished, "and no step is waited for in vain"
     assert all(map(torch.equal, buffers, world.buffers))
 
 
-def test_a_chunked_prefill_is_let_finish() -> None:
-    world = World(3, 40, 1, 1, 6)
+def test_a_step_under_way_is_finished_before_anything_is_touched(kind: Kind) -> None:
+    world = World(kind, 0, 40, 1, 6, 0)
+    table, free = world.req_to_token.clone(), set(world.allocator.free)
+    assert world.contract(32, keep_cached=True).moved > 0
+    [(table_then, free_then)] = world.finished
+    assert torch.equal(table_then, table) and free_then == free and not torch.equal(table, world.req_to_token)
+
+
+def test_what_a_step_under_way_ends_is_not_moved(kind: Kind) -> None:
+    """A request whose end was not known: its own slots are free, and its prefix is nobody's, once the step is over."""
+    world = World(kind, 0, 40, 1, 6, 0)
+    (row, length), *others = world.rows_
+    prefix = world.tree[1]
+    table = world.req_to_token.clone()
+
+    def finish_step() -> None:
+        world.allocator.free |= set(table[row, len(prefix.slots) : length].tolist())
+        world.rows_, prefix.locked = others, False
+
+    world.finish_step = finish_step  # type: ignore[method-assign]
+    done = world.contract(32, keep_cached=True)
+    assert done.short == 0 and world.allocator.held_above(32) == 0
+    assert torch.equal(world.req_to_token[row], table[row]) and not torch.equal(world.req_to_token, table)
+
+
+def test_a_chunked_prefill_is_let_finish(kind: Kind) -> None:
+    world = World(kind, 3, 40, 1, 1, 6)
     world.in_prefill = True
     tree = dict(world.tree)
     assert world.contract(30, keep_cached=False).short > 0 and world.tree == tree
@@ -193,8 +249,8 @@ def test_a_chunked_prefill_is_let_finish() -> None:
     assert world.contract(30, keep_cached=False).short == 0
 
 
-def test_a_slot_that_nobody_names_stops_it() -> None:
-    world = World(1, 40, 1, 1, 0)
+def test_a_slot_that_nobody_names_stops_it(kind: Kind) -> None:
+    world = World(kind, 1, 40, 1, 1, 0)
     world.allocator.take(torch.tensor([max(world.allocator.free)]))
     with pytest.raises(AssertionError, match="requests and the radix tree name"):
         world.contract(30, keep_cached=True)

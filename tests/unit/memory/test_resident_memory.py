@@ -8,12 +8,13 @@ from typing import Any
 import torch
 
 from sglang_nightjar.coordination.messages import Turn
-from sglang_nightjar.memory.arena_posix import posix_arena
+from sglang_nightjar.memory.device import PosixDevice
 from sglang_nightjar.memory.draft_store import DraftStore
 from sglang_nightjar.memory.elastic_pool import ElasticKVPool
 from sglang_nightjar.memory.ledger import Account, Ledger
+from sglang_nightjar.memory.pools import PoolSizes
 from sglang_nightjar.memory.relocate import Contraction
-from sglang_nightjar.memory.residency import DraftResidency, PoolSizes
+from sglang_nightjar.memory.residency import DraftResidency
 from sglang_nightjar.platform.linear import PrepackedLinearMethod
 
 SLOTS = 8192
@@ -39,7 +40,7 @@ def test_resident_memory_follows_the_ledger(tmp_path: Path) -> None:
     draft = torch.nn.Linear(4096, 6144)  # 96 MiB, and as much packed
     draft.quant_method = PrepackedLinearMethod()
     draft.quant_method.process_weights_after_loading(draft)
-    store = DraftStore(draft, posix_arena, shared_with=torch.nn.Module(), folder=tmp_path)
+    store = DraftStore(draft, PosixDevice(tmp_path), shared_with=torch.nn.Module())
     target_pool, draft_pool = pool(320 * MIB), pool(0)
     ledger = Ledger(1024 * MIB)
     ledger.transfer(
@@ -56,7 +57,7 @@ def test_resident_memory_follows_the_ledger(tmp_path: Path) -> None:
         target_pool=target_pool,
         draft_pool=draft_pool,
         allocator=Allocator(),
-        sizes=PoolSizes(SLOTS, large),
+        sizes=PoolSizes(SLOTS, large, weights_only=SLOTS),
         chunk_bytes=16 * MIB,
         shrink=lambda limit, keep: Contraction(),
         on_capacity=lambda slots: None,
