@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from sglang_nightjar.config import NightjarConfig
+from sglang_nightjar.config import NightjarConfig, inherited_config
 
 
 def install(config: NightjarConfig) -> None:
@@ -18,8 +18,8 @@ def install(config: NightjarConfig) -> None:
         from sglang_nightjar.patches import choices
 
         choices.install()
-        for hook in _worker_hooks():
-            hook.install()
+    for hook in _worker_hooks(config):
+        hook.install()
 
 
 def install_or_exit(config: NightjarConfig) -> None:
@@ -37,22 +37,33 @@ def verify_installed() -> None:
     Raises:
         RuntimeError: it did not; the message names the target.
     """
-    for hook in _worker_hooks():
+    config = inherited_config()
+    assert config is not None, "hooks are a Nightjar server's"
+    for hook in _worker_hooks(config):
         hook.verify()
 
 
-def _worker_hooks() -> tuple[Any, ...]:
-    """The modules whose hooks the processes that compute need."""
+def _worker_hooks(config: NightjarConfig) -> tuple[Any, ...]:
+    """The modules whose hooks the processes that compute need; none where SGLang's own worker serves."""
+    if not config.own_worker():
+        return ()
     from sglang_nightjar.patches import (
         admin,
         elastic,
         finish,
         lockstep,
+        meta_info,
         outcome,
         reserve,
-        seeded_sampling,
+        retractions,
         server_info,
-        slots,
     )
 
-    return admin, elastic, finish, lockstep, outcome, reserve, seeded_sampling, server_info, slots
+    hooks = admin, elastic, finish, lockstep, meta_info, outcome, reserve, retractions, server_info
+    if config.resolved_platform() == "cpu":
+        from sglang_nightjar.patches import overlap, seeded_sampling, slots
+
+        return *hooks, overlap, seeded_sampling, slots
+    from sglang_nightjar.patches import spec_worker
+
+    return *hooks, spec_worker

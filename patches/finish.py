@@ -3,7 +3,8 @@
 A verified run brings several tokens at once. Upstream looks for stop strings in the whole
 run before it looks for stop tokens, and for one stop string after the other, so a stop
 that comes later in the run can win over an earlier one. Asked after each token, as a
-server without speculation does, it finds the first.
+server without speculation does, it finds the first. Where no text is looked for, upstream's own way is in the order of
+the tokens, and quicker.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,9 @@ def finish_token_by_token(original: Callable[..., None], req: Any, new_accepted_
 
     All of them stay in `output_ids`, since their KV is committed; `finished_len` says how many count.
     """
-    if new_accepted_len <= 1 or req.to_finish is not None or req.finished():
+    params = req.sampling_params
+    looks_for_text = new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs)
+    if not looks_for_text or req.to_finish is not None or req.finished():
         original(req, new_accepted_len)
         return
     run = req.output_ids[-new_accepted_len:]

@@ -1,4 +1,8 @@
-"""Seam: `Scheduler.process_batch_result`, after which a step is over and its outcome known."""
+"""Seam: `Scheduler.process_batch_result`, after which a step is over and its outcome known.
+
+With overlap scheduling the next step has been launched by now, so nothing is asked of the worker here: what this one
+did was written down at its launch.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,41 +10,48 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar import controller
+from sglang_nightjar.observe import per_request
 from sglang_nightjar.observe.counters import StepFacts
+from sglang_nightjar.patches.barrier import PROCESSED
 from sglang_nightjar.patches.hooks import require_applied
 from sglang_nightjar.patches.lockstep import free_slots
 from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, StepKind
 
 TARGET = "sglang.srt.managers.scheduler.Scheduler.process_batch_result"
 
-_ended_s: list[float] = []  # when the step before ended
-
 
 def report_outcome(original: Callable[..., Any], scheduler: Any, batch: Any, result: Any) -> Any:
-    """Around `process_batch_result`: tells the controller what the step did and how long it took."""
+    """Around `process_batch_result`: tells the controller what the step did and how long it took, and each request
+    what it got, before those that end here are answered."""
     own = controller.current()
     if own is None:
         return original(scheduler, batch, result)
-    decode = batch.forward_mode.is_decode()
+    if batch is PROCESSED:
+        return None
     reqs = list(batch.reqs)
     done_before = [req.finished() or req.is_retracted for req in reqs]
-    lens = result.accept_lens.tolist() if decode else []
+    is_prefill = batch.forward_mode.is_extend()
+    ended_prompts = [req for req in reqs if req.inflight_middle_chunks <= 0] if is_prefill else []
+    began_s = own.clock()
+    facts, lens = own.flight.awaited(batch.forward_iter).facts, []
+    if facts is not None:
+        result.copy_done.synchronize()  # as `original` begins
+        lens = result.accept_lens.tolist()
+        if facts.drafting:
+            drafted = [each and not done for each, done in zip(facts.drafting, done_before, strict=True)]
+            per_request.add_step(reqs, drafted, lens)
     answer = original(scheduler, batch, result)
-    now = own.clock()
-    began = batch.launch_ts if batch.after_idle_gap or not _ended_s else _ended_s[0]
-    _ended_s[:] = [now]
-    seconds = max(now - began, LEAST_SECONDS)
-    if not decode:
+    step, seconds = own.flight.land(batch.forward_iter, began_s, own.clock())
+    seconds = max(seconds, LEAST_SECONDS)
+    if step.facts is None:
         seen = Observation(
-            StepKind.PREFILL, 0, own.gamma, (), seconds, prefill_tokens=int(batch.extend_num_tokens or 0)
+            StepKind.PREFILL, 0, step.gamma, (), seconds, prefill_tokens=int(batch.extend_num_tokens or 0)
         )
-        for req in reqs:
-            if req is not scheduler.chunked_req:
-                own.hits.add(len(req.origin_input_ids), req.cached_tokens)
-        own.finished(seen, None)
-        return answer
-    facts = own.worker.last_step
-    own.finished(_observation(own, scheduler, reqs, done_before, lens, facts, seconds), facts)
+        for req in ended_prompts:
+            own.hits.add(len(req.origin_input_ids), req.cached_tokens)
+    else:
+        seen = _observation(own, scheduler, reqs, done_before, lens, step.facts, seconds)
+    own.finished(seen, step)
     return answer
 
 
@@ -56,7 +67,9 @@ def _observation(
     committed = [0] * (facts.gamma + 1)
     cut = cut_tokens = 0
     for req, was_done, length in zip(reqs, done_before, lens, strict=True):
-        if req.finished() or was_done:
+        if was_done:  # in the step before, whose outcome was not known when this one was launched: it got nothing
+            cut += 1
+        elif req.finished():
             cut += 1
             cut_tokens += length
         else:
@@ -77,6 +90,7 @@ def _observation(
         residency=own.residency,
         catchup_tokens=facts.catchup_tokens,
         catchup_seconds=min(facts.catchup_seconds, seconds),
+        draft_seconds=min(facts.draft_seconds, max(seconds - facts.catchup_seconds, 0.0)),
     )
 
 

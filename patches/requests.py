@@ -36,6 +36,11 @@ _FIXED_WEIGHTS = (
 )
 
 
+def check_own_options(manager: Any, obj: Any, input_ids: Any) -> None:
+    """Raises `ValueError` as `check_request` does, but only where what a request asks of Nightjar is malformed."""
+    check_options((obj.sampling_params or {}).get("custom_params"))
+
+
 def check_request(manager: Any, obj: Any, input_ids: Any) -> None:
     """Raises `ValueError`, which the server answers with HTTP 400, on a request the model cannot serve.
 
@@ -84,18 +89,20 @@ def refuse_control(message: str) -> Callable[..., NoReturn]:
     return refuse
 
 
-def install(*, elastic: bool) -> None:
+def install(*, elastic: bool, on_cpu: bool = True) -> None:
     """Puts the checks before upstream's own, in the process that serves HTTP; raises `RuntimeError` if that fails.
+
+    On a GPU, with our worker, weights stay what they are too: the graphs of a gamma are captured once.
 
     Unlike the other hooks they are applied here and now: they concern one process only, and importing
     what they hook takes seconds that a start with a mistake on its command line can do without.
     """
-    messages = {name: f"{name} is not supported on a CPU." for name in _GPU_ONLY}
-    if elastic:
-        messages |= {
-            name: f"{name} needs a draft that stays: start with --nightjar-elastic off." for name in _FIXED_WEIGHTS
-        }
-    hooks = {"_validate_one_request": check_request, **{name: refuse_control(text) for name, text in messages.items()}}
+    messages = {name: f"{name} is not supported on a CPU." for name in _GPU_ONLY} if on_cpu else {}
+    if elastic or not on_cpu:
+        instead = "a draft that stays: start with --nightjar-elastic off" if on_cpu else "SGLang's own worker"
+        messages |= {name: f"{name} needs {instead}." for name in _FIXED_WEIGHTS}
+    check = check_request if on_cpu else check_own_options
+    hooks = {"_validate_one_request": check, **{name: refuse_control(text) for name, text in messages.items()}}
     for name, hook in hooks.items():
         HookRegistry.register(f"{CLASS}.{name}", hook, HookType.BEFORE)
     HookRegistry.apply_hooks()

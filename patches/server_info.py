@@ -6,6 +6,7 @@ from typing import Any
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from sglang_nightjar import controller
+from sglang_nightjar.emulate import device as emulated
 from sglang_nightjar.patches.hooks import require_applied
 
 TARGET = "sglang.srt.managers.scheduler_components.internal_state.SchedulerInternalStateController._add_speculative"
@@ -17,6 +18,9 @@ def add_nightjar(original: Callable[..., None], state_controller: Any, state: di
     own = controller.current()
     if own is not None:
         state["nightjar"] = own.report()
+    device = emulated.current()
+    if device is not None:
+        state["emulated"] = device.report()
 
 
 def install() -> None:

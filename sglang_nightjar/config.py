@@ -23,7 +23,7 @@ _FILE = "config"  # names the JSON file; an option of every source but the file 
 _NOT_OPTIONS = ("NIGHTJAR_CACHE",)  # read elsewhere: where converted models are kept
 _PLATFORMS = ("auto", "cpu", "cuda")
 _GPU_DEVICES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")  # one of them wherever CUDA works
-_ELASTIC = ("auto", "on", "off")
+_CHOICES = ("auto", "on", "off")
 _UNITS = {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
@@ -41,6 +41,9 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         elastic: whether the draft's memory becomes KV cache while speculation is off and slots are short. `auto`:
             where this server can do it and the policy can judge what it brings; `on`: also only by hand,
             and an error where this server cannot; `off`: never.
+        overlap: whether a step is scheduled while the one before computes, and its outcome processed a step late
+            (SGLang's overlap scheduler). `auto`: what SGLang's `--disable-overlap-schedule` says, and not on a CPU,
+            where scheduler and models share the cores; `on`, `off`.
         device_memory: of models and KV cache on the CPU platform, such as `2GiB`; empty: `--mem-fraction-static`
             or `--max-total-tokens` say.
         free_threshold: share of free KV slots below which memory is short.
@@ -51,6 +54,11 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         platform: `auto` takes the GPU where there is one, else the portable CPU
             platform; `cpu` and `cuda` insist.
         threads: CPU threads of one rank's kernels; 0 divides the cores among the ranks.
+        emulate: set-up of models and device to emulate (`simulate/setups.py` has the names), or a file of a real
+            server's measured steps (`simulate/measured.py`); empty: none.
+        emulate_speed: emulated seconds per second.
+        emulate_acceptance: how often the emulated draft agrees: a mean from 0 to 1, or a JSON file
+            (`simulate/acceptance.py`: `AcceptanceSpec`); empty: that spec's defaults.
     """
 
     policy: str = ""
@@ -60,6 +68,7 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     catchup_budget_ms: float = 200.0
     journal: str = ""
     elastic: str = "auto"
+    overlap: str = "auto"
     device_memory: str = ""
     free_threshold: float = 0.10
     persist_steps: int = 32
@@ -68,6 +77,9 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     draft_bits: int = 8
     platform: str = "auto"
     threads: int = 0
+    emulate: str = ""
+    emulate_speed: float = 1.0
+    emulate_acceptance: str = ""
 
     def __post_init__(self) -> None:
         _check_range("max_gamma", self.max_gamma, 1, 16)
@@ -80,10 +92,12 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("reload_chunk_mb", self.reload_chunk_mb, 1, 1 << 20)
         _check_range("draft_bits", self.draft_bits, 3, 8)
         _check_range("threads", self.threads, 0, 1024)
+        _check_range("emulate_speed", self.emulate_speed, 0.001, 1000)
         if self.platform not in _PLATFORMS:
             raise UserError(f"--nightjar-platform {self.platform!r} is unknown; use one of: {', '.join(_PLATFORMS)}")
-        if self.elastic not in _ELASTIC:
-            raise UserError(f"--nightjar-elastic {self.elastic!r} is unknown; use one of: {', '.join(_ELASTIC)}")
+        for name, value in (("elastic", self.elastic), ("overlap", self.overlap)):
+            if value not in _CHOICES:
+                raise UserError(f"{_flag(name)} {value!r} is unknown; use one of: {', '.join(_CHOICES)}")
         self.device_bytes()
         if self.policy:
             self.policy_spec()
@@ -109,6 +123,16 @@ class NightjarConfig(msgspec.Struct, frozen=True, kw_only=True):
     def wants_elastic(self) -> bool:
         """Whether the draft may leave the device: `auto` needs a policy that can judge what that brings."""
         return self.elastic == "on" or (self.elastic == "auto" and self.policy_spec().estimates)
+
+    def own_worker(self) -> bool:
+        """Whether our speculative worker serves a draft, and not SGLang's own.
+
+        On a CPU always. On a GPU, where the project has never run it, only where what was asked for needs it: a policy
+        that chooses gamma, or elastic memory.
+        """
+        if self.resolved_platform() == "cpu":
+            return True
+        return self.elastic == "on" or (bool(self.policy) and not self.policy_spec().fixed)
 
     @property
     def journal_path(self) -> Path:
@@ -139,6 +163,7 @@ _HELP = {
     "catchup_budget_ms": "longest that catching up after a pause of speculation may stall a step, ms (default: 200)",
     "journal": "file for every decision and outcome, one JSON object per line (default: none)",
     "elastic": "auto, on or off: whether the draft's memory becomes KV cache while speculation is off (default: auto)",
+    "overlap": "auto, on or off: SGLang's overlap scheduling (default: auto, which is off on a CPU)",
     "device_memory": "memory of models and KV cache on a CPU, such as 2GiB (default: what SGLang's own flags say)",
     "free_threshold": "share of free KV slots below which memory is short (default: 0.1)",
     "persist_steps": "decode steps for which a reason to move the draft must last (default: 32)",
@@ -147,6 +172,9 @@ _HELP = {
     "draft_bits": "weight bits of the demo draft, 3 to 8 (default: 8)",
     "platform": "auto, cpu or cuda (default: auto)",
     "threads": "CPU threads per rank; 0 divides the cores among the ranks (default: 0)",
+    "emulate": "serve a set-up on an emulated device, such as 4090-r1-qwen-7b, or FILE.json (default: none)",
+    "emulate_speed": "emulated seconds per second (default: 1)",
+    "emulate_acceptance": "how often the emulated draft agrees: a mean from 0 to 1, or a JSON file (default: 0.7)",
 }
 
 

@@ -184,7 +184,9 @@ def check_platform(config: NightjarConfig) -> tuple[str | None, str, list[Findin
         return "cpu", "", []
     if not torch.cuda.is_available():
         return "cuda", "none", [Finding("error", "NIGHTJAR_PLATFORM=cuda, and torch finds no CUDA device; unset it")]
-    untested = "on a GPU this version leaves SGLang's own path as it is; use --nightjar-platform cpu to try the rest"
+    untested = (
+        "on a GPU SGLang's own worker serves unless more is asked for, and ours has never run on one (docs/gpu.md)"
+    )
     return "cuda", torch.cuda.get_device_name(), [Finding("warning", untested)]
 
 

@@ -35,18 +35,22 @@ class Elastic:
         idle_reload_s: float,
         hold_s: float,
         keep_cached: Callable[[], bool],
+        finish_step: Callable[[], None],
     ) -> None:
         """
         Args:
             idle_reload_s: how long a server must be idle before it takes its draft back.
-            hold_s: how long a move made by hand stands before the planner or idleness may undo it.
+            hold_s: how long a draft brought back by hand stays before the planner may evict it. One sent away by hand
+                stays away until it is brought back by hand.
             keep_cached: whether cached prefixes are worth moving now.
+            finish_step: no step is under way when it returns.
         """
         self.memory = memory
         self._channel = channel
         self._clock, self._idle_reload_s, self._hold_s = clock, idle_reload_s, hold_s
         self._held_until_s = float("-inf")
-        self.keep_cached = keep_cached
+        self._sent_away = False  # the last eviction was made by hand
+        self.keep_cached, self._finish_step = keep_cached, finish_step
         self._idle_since_s: float | None = None
         self._epoch = 0  # of the last turn made
         self._transitions: Transitions | None = None
@@ -77,10 +81,14 @@ class Elastic:
         """Rank 0 asks the others about `turn`; directive `step` is the first that may carry it."""
         if self._transitions is None or self._transitions.in_progress:
             return
-        if not by_hand and self._clock() < self._held_until_s:
+        if not by_hand and (self._clock() < self._held_until_s or (turn is Turn.RELOAD and self._sent_away)):
             return
         self._transitions.want(turn, step, self.memory.refusal(turn))
-        if by_hand and self._transitions.in_progress:
+        if not self._transitions.in_progress:
+            return
+        if turn is Turn.EVICT:
+            self._sent_away = by_hand
+        if by_hand:
             self._held_until_s = self._clock() + self._hold_s
 
     def want_move(self, move: Move, step: int) -> None:
@@ -114,9 +122,10 @@ class Elastic:
         return None if self._transitions is None else self._transitions.next_turn()
 
     def apply(self, directive: Directive) -> None:
-        """Every rank: makes the directive's turn, if it has one."""
+        """Every rank: makes the directive's turn, if it has one, with no step under way."""
         if directive.turn is Turn.NONE:
             return
+        self._finish_step()
         self._epoch = directive.epoch
         if isinstance(self._channel, Agent):
             self._channel.over()
@@ -127,5 +136,8 @@ class Elastic:
     def report(self) -> dict[str, Any]:
         """For `/server_info`."""
         transitions = self._transitions
-        made = {} if transitions is None else {"completed": transitions.completed, "undone": transitions.undone}
+        if transitions is None:
+            return self.memory.report()
+        sent_away = self._sent_away and self.residency is not Residency.RESIDENT
+        made = {"completed": transitions.completed, "undone": transitions.undone, "sent_away": sent_away}
         return {**self.memory.report(), **made}

@@ -31,8 +31,10 @@ def load() -> None:
 
 
 def platform() -> str | None:
-    """Entry point `sglang.srt.platforms`: the portable CPU platform, or None for SGLang's own choice."""
+    """Entry point `sglang.srt.platforms`: ours where our worker serves, or None for SGLang's own choice."""
     config = inherited_config()
-    if config is None or config.resolved_platform() != "cpu":
+    if config is None or not config.own_worker():
         return None
-    return "sglang_nightjar.platform.cpu:NightjarCpuPlatform"
+    if config.resolved_platform() == "cpu":
+        return "sglang_nightjar.platform.cpu:NightjarCpuPlatform"
+    return "sglang_nightjar.platform.cuda:NightjarCudaPlatform"

@@ -1,7 +1,9 @@
 """Test support: real servers, started once per module and always ended, and a small HTTP client."""
 
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -17,6 +19,9 @@ from pathlib import Path
 from typing import Any
 
 BOOT_LIMIT_S = 300.0
+FIRST_PORT, PORTS_OF_A_WORKER, PORTS_OF_A_SERVER = 10_000, 10_800, 1_200
+
+_turns = itertools.count(random.randrange(PORTS_OF_A_WORKER // PORTS_OF_A_SERVER))
 
 
 class Server:
@@ -119,14 +124,29 @@ def _start(words: Sequence[Any], log: Path, module: str, environ: dict[str, str]
 
 
 def _own_environment() -> dict[str, str]:
-    """This process's environment without its thread counts: a server sets those itself, by its ranks."""
-    return {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    """This process's environment without its thread counts (a server sets those itself, by its ranks) and
+    what is meant for the tests (a server refuses options it does not know)."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.endswith("_NUM_THREADS") and not name.startswith("NIGHTJAR_TEST_")
+    }
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port for a server to bind half a minute from now.
+
+    Below the kernel's ephemeral range, out of which any connection may take a port meanwhile. Test processes that
+    run side by side draw from different thousands, and two servers of one process are far enough apart for the
+    ports that SGLang picks by itself (100 to 1000 above the server's)."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    first = FIRST_PORT + worker % 2 * PORTS_OF_A_WORKER
+    for _ in range(100):
+        port = first + next(_turns) * PORTS_OF_A_SERVER % PORTS_OF_A_WORKER + random.randrange(100)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError(f"found no free port between {first} and {first + PORTS_OF_A_WORKER}")
 
 
 def _wait_until_ready(server: Server, deadline: float) -> None:

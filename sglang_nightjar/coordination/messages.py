@@ -37,6 +37,7 @@ class Directive(msgspec.Struct, frozen=True, array_like=True):
         verify_budget: most draft tokens to verify over the batch, or None for all.
         turn: of a memory transition. slots: of the KV pool after `Turn.EVICTED`.
         keep_cached: whether `Turn.RELOAD` moves cached prefixes rather than drop them.
+        read_prompts: whether the draft reads the prompts prefilled under this directive (never at gamma 0).
     """
 
     epoch: int
@@ -47,6 +48,7 @@ class Directive(msgspec.Struct, frozen=True, array_like=True):
     turn: Turn = Turn.NONE
     slots: int = 0
     keep_cached: bool = False
+    read_prompts: bool = True
 
 
 _DECODER = msgspec.msgpack.Decoder(Directive)

@@ -16,6 +16,7 @@ class Counters:
         rejected: drafts that were verified and not accepted.
         catchup_tokens, catchup_seconds: lagging tokens the draft has read, and the time it took.
         refused_steps: outcomes the policy would not learn from.
+        arrived: requests, on rank 0. retracted: how often one lost its KV slots and had to be prefilled again.
     """
 
     steps_by_gamma: list[int]
@@ -26,12 +27,15 @@ class Counters:
     catchup_tokens: int = 0
     catchup_seconds: float = 0.0
     refused_steps: int = 0
+    arrived: int = 0
+    retracted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepFacts:
     """What the worker did in one decode step. `drafted`: requests that drafted; `tokens`: what those committed;
-    `rejected`: their drafts that were verified and not accepted."""
+    `rejected`: their drafts that were verified and not accepted. `drafting`: whether each request of the batch drafted,
+    in order; empty where none did. `draft_seconds`: of the draft's forwards, catching up left out."""
 
     gamma: int
     drafted: int = 0
@@ -39,6 +43,8 @@ class StepFacts:
     rejected: int = 0
     catchup_tokens: int = 0
     catchup_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    drafting: tuple[bool, ...] = ()
 
 
 @dataclass(slots=True)

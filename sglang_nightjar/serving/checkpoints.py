@@ -48,6 +48,24 @@ def check_checkpoints(options: Mapping[str, Any], device_bytes: int | None = Non
     return plan_memory(options, shapes, max(0, available_memory() - processes), device_bytes)
 
 
+def check_vocabularies(options: Mapping[str, Any]) -> None:
+    """Checks that target and draft have the same tokens, and nothing else: on a GPU the rest is SGLang's to check.
+
+    SGLang's own worker checks it too, but refuses vocabularies padded to two sizes, which ours takes.
+
+    Raises:
+        UserError: they have not, or a tokenizer cannot be read.
+    """
+    target = _folder("--model-path", options["model_path"], options.get("revision"))
+    draft = _folder(
+        "--speculative-draft-model-path",
+        options["speculative_draft_model_path"],
+        options.get("speculative_draft_model_revision"),
+    )
+    if draft != target:
+        _check_tokenizers(Path(options.get("tokenizer_path") or target), draft, options)
+
+
 def _draft_share(bits: int | None) -> float:
     """Bytes of a draft over those of its float32 weights: int8 with one scale per row or per 64 inputs, or, not
     quantized, the plain weights and their prepacked copy."""

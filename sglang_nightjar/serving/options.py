@@ -19,7 +19,6 @@ _CPU_DEFAULTS: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "cuda_graph_backend_decode": "disabled",
     "cuda_graph_backend_prefill": "disabled",
-    "disable_overlap_schedule": True,
     "chunked_prefill_size": 2048,
     "max_running_requests": 48,
     "sleep_on_idle": True,  # an idle scheduler would otherwise poll on a core of its own
@@ -44,7 +43,29 @@ def complete_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[s
         if options.get("dtype") == "auto":
             del options["dtype"]
         options = {**_CPU_DEFAULTS, **options}
+    options.pop("disable_overlap_schedule", None)  # SGLang's flag can only turn it off
+    if _without_overlap(config, given):
+        options["disable_overlap_schedule"] = True
     return options
+
+
+def _without_overlap(config: NightjarConfig, given: Mapping[str, Any]) -> bool:
+    """Whether SGLang's overlap scheduling is off."""
+    asked = given.get("disable_overlap_schedule")
+    if config.resolved_platform() == "cuda" and config.own_worker():
+        if config.overlap == "on" or asked is False:
+            raise UserError(
+                "overlap scheduling is not supported by Nightjar's own worker on a GPU; leave out --nightjar-overlap on"
+            )
+        return True
+    if config.overlap == "auto":
+        return config.resolved_platform() == "cpu" if asked is None else bool(asked)
+    off = config.overlap == "off"
+    if asked is not None and asked != off:
+        raise UserError(
+            f"--nightjar-overlap {config.overlap} and disable_overlap_schedule={asked} disagree; give one of them"
+        )
+    return off
 
 
 def _serve_demo_pair(config: NightjarConfig, options: dict[str, Any]) -> bool:
@@ -103,13 +124,10 @@ def _gamma(config: NightjarConfig, options: Mapping[str, Any]) -> int:
             "raise --nightjar-max-gamma, or give --nightjar-policy off for no speculation"
         )
     spec = config.policy_spec()
-    on_cpu = config.resolved_platform() == "cpu"
     if not config.policy and steps is not None:
         return int(steps)
-    if not config.policy and not on_cpu:
-        return min(FIRST_GAMMA, config.max_gamma)  # a fixed gamma, until our worker runs there
-    if not spec.fixed and not on_cpu:
-        raise UserError(f"--nightjar-policy {config.policy} runs on a CPU only so far; give static:N or off")
+    if not config.policy and not config.own_worker():
+        return min(FIRST_GAMMA, config.max_gamma)  # a fixed gamma, by SGLang's own worker
     gamma = spec.gamma
     if steps is not None and steps != gamma:
         raise UserError(

@@ -13,7 +13,7 @@ from sglang_nightjar.errors import UserError
 from sglang_nightjar.patches.contract import check_contract
 from sglang_nightjar.platform.names import PLATFORM, TREE_CORE, TREE_CORE_VARIABLE
 from sglang_nightjar.platform.threads import set_thread_environment
-from sglang_nightjar.serving.checkpoints import check_checkpoints
+from sglang_nightjar.serving.checkpoints import check_checkpoints, check_vocabularies
 from sglang_nightjar.serving.options import complete_options
 from sglang_nightjar.serving.support import flag, refuse_unsupported
 
@@ -33,11 +33,18 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
     """
     check_contract()
     on_cpu = config.resolved_platform() == "cpu"
+    if config.emulate:
+        from sglang_nightjar.emulate import options as emulation
+
+        emulation.find(config)
+        os.environ[emulation.MODEL_PACKAGE] = emulation.__package__
+        # Its arithmetic is nothing; the other cores are for the processes that talk to clients.
+        config = msgspec.structs.replace(config, threads=config.threads or 1)
     if on_cpu:
         set_thread_environment(config, ranks)
         _silence_gpu_warnings()
     else:
-        _check_gpu()
+        _check_gpu(config)
     hand_to_children(config)
     if ranks > 1:
         make_run_folder()
@@ -47,8 +54,17 @@ def activate(config: NightjarConfig, *, ranks: int) -> None:
     load_plugins()
     from sglang.srt.platforms import current_platform
 
-    if on_cpu and current_platform.device_name != PLATFORM:
+    if config.own_worker() and not _ours(current_platform, on_cpu=on_cpu):
         raise UserError(_platform_remedy())
+
+
+def _ours(platform: Any, *, on_cpu: bool) -> bool:
+    """Whether SGLang has taken our platform."""
+    if on_cpu:
+        return bool(platform.device_name == PLATFORM)
+    from sglang_nightjar.platform.cuda import NightjarCudaPlatform
+
+    return isinstance(platform, NightjarCudaPlatform)
 
 
 def _silence_gpu_warnings() -> None:
@@ -57,17 +73,22 @@ def _silence_gpu_warnings() -> None:
     warnings.filterwarnings("ignore", category=UserWarning, module=r"sglang\.")
 
 
-def _check_gpu() -> None:
+def _check_gpu(config: NightjarConfig) -> None:
     import torch
 
     if not torch.cuda.is_available():
         raise UserError("--nightjar-platform cuda: this machine has no usable CUDA device; use cpu or auto")
+    if config.own_worker() and torch.version.hip is not None:
+        raise UserError(
+            "Nightjar's own worker is written for NVIDIA GPUs; give --nightjar-policy static:N and leave out "
+            "--nightjar-elastic on"
+        )
 
 
 def _platform_remedy() -> str:
     for name in PLATFORM_VARIABLES:
         if "nightjar" not in os.environ.get(name, "nightjar"):
-            return f"{name}={os.environ[name]} keeps Nightjar's CPU platform out; unset it, or add nightjar to it"
+            return f"{name}={os.environ[name]} keeps Nightjar's platform out; unset it, or add nightjar to it"
     return (
         "SGLang has already chosen another platform in this process, or this package is not installed in this "
         "environment; start with python -m sglang_nightjar.launch_server, or import sglang_nightjar before sglang, "
@@ -82,18 +103,26 @@ def server_options(config: NightjarConfig, given: Mapping[str, Any]) -> dict[str
         UserError: something is unsupported, contradictory, missing or too large.
     """
     on_cpu = config.resolved_platform() == "cpu"
-    refuse_unsupported(given, on_cpu=on_cpu)  # before a demo model is converted for nothing
+    own_worker = config.own_worker()
+    refuse_unsupported(given, on_cpu=on_cpu, own_worker=own_worker)  # before a demo model is converted for nothing
+    if config.emulate:
+        from sglang_nightjar.emulate import options as emulation
+
+        config, given = emulation.emulated_options(config, emulation.find(config), given)
     options = complete_options(config, given)
     steps = given.get("speculative_num_steps")
     if not config.policy and steps is not None:
         # SGLang's own flag keeps its meaning: so many drafts, always.
         config = msgspec.structs.replace(config, policy=f"static:{steps}")
     _check_journal(config)
+    config = msgspec.structs.replace(config, overlap="off" if options.get("disable_overlap_schedule") else "on")
     hand_to_children(_settle_elastic(config, options, on_cpu=on_cpu))
-    refuse_unsupported(options, on_cpu=on_cpu)
+    refuse_unsupported(options, on_cpu=on_cpu, own_worker=own_worker)
     check_ranges(options)
-    if on_cpu:
+    if on_cpu and not config.emulate:
         options.update(check_checkpoints(options, config.device_bytes()))
+    if own_worker and not on_cpu:
+        check_vocabularies(options)
     return options
 
 
@@ -110,9 +139,14 @@ def _settle_elastic(config: NightjarConfig, options: Mapping[str, Any], *, on_cp
     """`config` with elastic memory off where this server cannot have it; `UserError` where it was insisted on."""
     if not on_cpu and config.device_memory:
         raise UserError("--nightjar-device-memory is a budget of the CPU platform; on a GPU use --mem-fraction-static")
+    if not on_cpu and config.elastic != "on":
+        return msgspec.structs.replace(config, elastic="off")  # never by itself where it has never been run
     chosen = os.environ.get(TREE_CORE_VARIABLE)
+    quantized = options.get("speculative_draft_model_quantization")
     reasons = {
-        "runs on a CPU only so far": not on_cpu,
+        f"cannot move a draft's {quantized} weights on a GPU: leave out --speculative-draft-model-quantization": (
+            not on_cpu and quantized not in (None, "unquant")
+        ),
         "moves a draft, and none is served": options.get("speculative_draft_model_path") is None,
         "needs prompts in chunks: leave out --chunked-prefill-size -1": options.get("chunked_prefill_size") == -1,
         f"needs SGLang's Rust radix tree: unset {TREE_CORE_VARIABLE}": chosen not in (None, TREE_CORE),
@@ -139,11 +173,13 @@ def check_ranges(options: Mapping[str, Any]) -> None:
 
 
 def guard_requests(config: NightjarConfig) -> None:
-    """Last step before serving: this process will turn away requests on which the CPU platform would fail."""
-    if config.resolved_platform() == "cpu":
+    """Last step before serving: this process will turn away requests on which our platform or worker would fail."""
+    settled = inherited_config() or config
+    on_cpu = settled.resolved_platform() == "cpu"
+    if on_cpu or settled.own_worker():
         from sglang_nightjar.patches import admin, requests
 
-        settled = inherited_config() or config
-        requests.install(elastic=settled.wants_elastic())
-        if settled.wants_elastic():
+        elastic = settled.wants_elastic()
+        requests.install(elastic=elastic, on_cpu=on_cpu)
+        if elastic:
             admin.add_routes()

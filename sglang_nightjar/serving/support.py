@@ -30,81 +30,83 @@ class Closed(msgspec.Struct, frozen=True):
     works: str = ""
 
 
-def _given(value: Any) -> bool:
+def given(value: Any) -> bool:
+    """Whether an option says anything."""
     return value not in (None, False, "", [], "null", "none")
 
 
-def _other_than(*allowed: Any) -> Callable[[Any], bool]:
+def other_than(*allowed: Any) -> Callable[[Any], bool]:
+    """Whether an option is given and is none of these."""
     return lambda value: value is not None and value not in allowed
 
 
-def _other_algorithm(value: Any) -> bool:
+def other_algorithm(value: Any) -> bool:
+    """Whether an algorithm is given that our worker does not run."""
     return value is not None and str(value).upper() != "STANDALONE"
 
 
 _OFF = "serve without a draft (--nightjar-policy off) to use it"
 
 _WITH_ANY_DRAFT = (
-    Refusal("speculative_adaptive", _given, "leave it out; Nightjar's own --nightjar-policy decides gamma"),
-    Refusal("speculative_adaptive_config", _given, "leave it out; Nightjar's own --nightjar-policy decides gamma"),
-    Refusal("speculative_use_rejection_sampling", _given, "leave it out; verification is lossless sampling already"),
-    Refusal("speculative_use_block_verification", _given, "leave it out; verification is lossless sampling already"),
-    Refusal("speculative_accept_threshold_single", _other_than(1.0), "leave it at 1.0; other values change the output"),
-    Refusal("speculative_accept_threshold_acc", _other_than(1.0), "leave it at 1.0; other values change the output"),
-    Refusal("speculative_eagle_topk", _other_than(1), "use 1; drafts are chains, not trees"),
-    Refusal("speculative_token_map", _given, "leave it out; it belongs to EAGLE drafts"),
-    Refusal("enable_multi_layer_eagle", _given, "use STANDALONE with --speculative-draft-model-path"),
-    Refusal("decoupled_spec_role", _given, "leave it out; draft and target share a process"),
-    Refusal("enable_custom_logit_processor", _given, _OFF),
-    Refusal("enable_return_hidden_states", _given, _OFF),
-    Refusal("return_hidden_states_mode", _given, _OFF),
-    Refusal("enable_mixed_chunk", _given, "leave it out; chunked prefill works without it"),
+    Refusal("speculative_adaptive", given, "leave it out; Nightjar's own --nightjar-policy decides gamma"),
+    Refusal("speculative_adaptive_config", given, "leave it out; Nightjar's own --nightjar-policy decides gamma"),
+    Refusal("speculative_use_rejection_sampling", given, "leave it out; verification is lossless sampling already"),
+    Refusal("speculative_use_block_verification", given, "leave it out; verification is lossless sampling already"),
+    Refusal("speculative_accept_threshold_single", other_than(1.0), "leave it at 1.0; other values change the output"),
+    Refusal("speculative_accept_threshold_acc", other_than(1.0), "leave it at 1.0; other values change the output"),
+    Refusal("speculative_eagle_topk", other_than(1), "use 1; drafts are chains, not trees"),
+    Refusal("speculative_token_map", given, "leave it out; it belongs to EAGLE drafts"),
+    Refusal("enable_multi_layer_eagle", given, "use STANDALONE with --speculative-draft-model-path"),
+    Refusal("decoupled_spec_role", given, "leave it out; draft and target share a process"),
+    Refusal("enable_custom_logit_processor", given, _OFF),
+    Refusal("enable_return_hidden_states", given, _OFF),
+    Refusal("return_hidden_states_mode", given, _OFF),
+    Refusal("enable_mixed_chunk", given, "leave it out; chunked prefill works without it"),
 )
 
 _ON_CPU = (
-    Refusal("speculative_algorithm", _other_algorithm, "use STANDALONE with --speculative-draft-model-path"),
-    Refusal("device", _other_than("cpu"), "leave it out, or use --nightjar-platform cuda on a machine with a GPU"),
-    Refusal("dtype", _other_than("auto", "float32", "float"), "use float32"),
-    Refusal("attention_backend", _other_than(ATTENTION_BACKEND), "leave it out"),
-    Refusal("prefill_attention_backend", _other_than(ATTENTION_BACKEND), "leave it out"),
-    Refusal("decode_attention_backend", _other_than(ATTENTION_BACKEND), "leave it out"),
-    Refusal("speculative_draft_attention_backend", _other_than(ATTENTION_BACKEND), "leave it out"),
-    Refusal("sampling_backend", _other_than("pytorch"), "leave it out"),
-    Refusal("kv_cache_dtype", _other_than("auto", "float32"), "leave it out; the KV cache is float32"),
-    Refusal("quantization", _other_than("unquant"), "the target is float32; only the draft may be quantized"),
+    Refusal("speculative_algorithm", other_algorithm, "use STANDALONE with --speculative-draft-model-path"),
+    Refusal("device", other_than("cpu"), "leave it out, or use --nightjar-platform cuda on a machine with a GPU"),
+    Refusal("dtype", other_than("auto", "float32", "float"), "use float32"),
+    Refusal("attention_backend", other_than(ATTENTION_BACKEND), "leave it out"),
+    Refusal("prefill_attention_backend", other_than(ATTENTION_BACKEND), "leave it out"),
+    Refusal("decode_attention_backend", other_than(ATTENTION_BACKEND), "leave it out"),
+    Refusal("speculative_draft_attention_backend", other_than(ATTENTION_BACKEND), "leave it out"),
+    Refusal("sampling_backend", other_than("pytorch"), "leave it out"),
+    Refusal("kv_cache_dtype", other_than("auto", "float32"), "leave it out; the KV cache is float32"),
+    Refusal("quantization", other_than("unquant"), "the target is float32; only the draft may be quantized"),
     Refusal(
         "speculative_draft_model_quantization",
-        _other_than("unquant", *QUANTIZATION),
+        other_than("unquant", *QUANTIZATION),
         f"use one of: {', '.join(QUANTIZATION)}",
     ),
-    Refusal("load_format", _other_than("auto", "safetensors"), "use a checkpoint of *.safetensors files"),
-    Refusal("speculative_draft_load_format", _other_than("auto", "safetensors"), "use *.safetensors files"),
-    Refusal("model_impl", _other_than("auto", "sglang"), "leave it out"),
-    Refusal("cuda_graph_backend_decode", _other_than("disabled"), "leave it out; there are no CUDA graphs on a CPU"),
-    Refusal("cuda_graph_backend_prefill", _other_than("disabled"), "leave it out; there are no CUDA graphs on a CPU"),
-    Refusal("disable_overlap_schedule", lambda value: value is False, "leave it out; a CPU runs step by step"),
-    Refusal("pp_size", _other_than(1), "use --tp-size"),
-    Refusal("dp_size", _other_than(1), "start several servers"),
-    Refusal("nnodes", _other_than(1), "serve on one machine"),
-    Refusal("is_embedding", _given, "serve a generative model"),
-    Refusal("weight_cache_mode", _other_than("off"), "leave it out; weights are read from the checkpoint's files"),
+    Refusal("load_format", other_than("auto", "safetensors"), "use a checkpoint of *.safetensors files"),
+    Refusal("speculative_draft_load_format", other_than("auto", "safetensors"), "use *.safetensors files"),
+    Refusal("model_impl", other_than("auto", "sglang"), "leave it out"),
+    Refusal("cuda_graph_backend_decode", other_than("disabled"), "leave it out; there are no CUDA graphs on a CPU"),
+    Refusal("cuda_graph_backend_prefill", other_than("disabled"), "leave it out; there are no CUDA graphs on a CPU"),
+    Refusal("pp_size", other_than(1), "use --tp-size"),
+    Refusal("dp_size", other_than(1), "start several servers"),
+    Refusal("nnodes", other_than(1), "serve on one machine"),
+    Refusal("is_embedding", given, "serve a generative model"),
+    Refusal("weight_cache_mode", other_than("off"), "leave it out; weights are read from the checkpoint's files"),
     # Namespaces that stay open: scheduling, HTTP serving, observability.
-    Refusal("enable_mixed_chunk", _given, "leave it out; chunked prefill works without it"),
-    Refusal("enable_dynamic_chunking", _given, "use --chunked-prefill-size"),
-    Refusal("enable_prefill_delayer", _given, "leave it out; it serves data-parallel attention"),
-    Refusal("prefill_only_disable_kv_cache", _given, "serve a generative model"),
-    Refusal("max_mamba_cache_size", _given, "leave it out; state-space models are not served on a CPU"),
-    Refusal("tokenizer_worker_num", _other_than(1), "use 1"),
-    Refusal("detokenizer_worker_num", _other_than(1), "use 1"),
-    Refusal("smg_grpc_mode", _given, "use the HTTP server"),
-    Refusal("grpc_mode", _given, "use the HTTP server"),
-    Refusal("grpc_port", _given, "use the HTTP server"),
-    Refusal("sidecar", _given, "use the HTTP server"),
-    Refusal("enable_streaming_session", _given, "send the whole conversation; the radix cache keeps its prefix"),
-    Refusal("kv_canary", _given, "leave it out; it runs on GPUs"),
-    Refusal("forward_hooks", _given, "leave it out"),
-    Refusal("debug_tensor_dump_output_folder", _given, "leave it out"),
-    Refusal("msprobe_dump_config", _given, "leave it out"),
+    Refusal("enable_mixed_chunk", given, "leave it out; chunked prefill works without it"),
+    Refusal("enable_dynamic_chunking", given, "use --chunked-prefill-size"),
+    Refusal("enable_prefill_delayer", given, "leave it out; it serves data-parallel attention"),
+    Refusal("prefill_only_disable_kv_cache", given, "serve a generative model"),
+    Refusal("max_mamba_cache_size", given, "leave it out; state-space models are not served on a CPU"),
+    Refusal("tokenizer_worker_num", other_than(1), "use 1"),
+    Refusal("detokenizer_worker_num", other_than(1), "use 1"),
+    Refusal("smg_grpc_mode", given, "use the HTTP server"),
+    Refusal("grpc_mode", given, "use the HTTP server"),
+    Refusal("grpc_port", given, "use the HTTP server"),
+    Refusal("sidecar", given, "use the HTTP server"),
+    Refusal("enable_streaming_session", given, "send the whole conversation; the radix cache keeps its prefix"),
+    Refusal("kv_canary", given, "leave it out; it runs on GPUs"),
+    Refusal("forward_hooks", given, "leave it out"),
+    Refusal("debug_tensor_dump_output_folder", given, "leave it out"),
+    Refusal("msprobe_dump_config", given, "leave it out"),
 )
 
 _ON_GPU = (
@@ -159,7 +161,7 @@ _CLOSED_ON_CPU = {
     "exec.comm": Closed(_LEAVE + "ranks on a CPU talk over gloo", "disable_custom_all_reduce"),
     "exec.mamba": Closed(_LEAVE + "state-space models are not served on a CPU"),
     "exec.moe": Closed(_LEAVE + "mixtures of experts are not served on a CPU"),
-    "exec.overlap": Closed(_LEAVE + "a CPU runs step by step"),
+    "exec.overlap": Closed(_LEAVE + "it overlaps two streams of a GPU"),
     "exec.offload": Closed(_LEAVE + "the weights are in the CPU's memory already"),
     "exec.dllm": Closed("serve an autoregressive model"),
     "exec.deterministic": Closed(
@@ -173,19 +175,26 @@ _CLOSED_ON_CPU = {
 _OPEN_ON_CPU = ("schedule", "serving", "observability")
 
 
-def refuse_unsupported(options: Mapping[str, Any], *, on_cpu: bool) -> None:
+def refuse_unsupported(options: Mapping[str, Any], *, on_cpu: bool, own_worker: bool = False) -> None:
     """Raises `UserError` for the first option that is not supported, or that SGLang does not know.
 
     Args:
         options: completed options, `ServerArgs` field names.
         on_cpu: whether the portable CPU platform will serve.
+        own_worker: on a GPU, whether our speculative worker will, and not SGLang's.
     """
+    rules: tuple[Refusal, ...] = _ON_CPU if on_cpu else _ON_GPU
+    closed: Mapping[str, Closed] = _CLOSED_ON_CPU if on_cpu else {}
+    if own_worker and not on_cpu:
+        from sglang_nightjar.serving.support_gpu import CLOSED_WITH_OWN_WORKER, WITH_OWN_WORKER
+
+        rules, closed = (*rules, *WITH_OWN_WORKER), CLOSED_WITH_OWN_WORKER
     with_draft = bool(options.get("speculative_algorithm") or options.get("speculative_draft_model_path"))
-    for rule in (*(_ON_CPU if on_cpu else _ON_GPU), *(_WITH_ANY_DRAFT if with_draft else ())):
+    for rule in (*rules, *(_WITH_ANY_DRAFT if with_draft else ())):
         value = options.get(rule.field)
         if rule.refuses(value):
             raise _refused(rule.field, value, rule.instead)
-    _refuse_by_namespace(options, _CLOSED_ON_CPU if on_cpu else {})
+    _refuse_by_namespace(options, closed)
 
 
 def _refuse_by_namespace(options: Mapping[str, Any], closed: Mapping[str, Closed]) -> None:

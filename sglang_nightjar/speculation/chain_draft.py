@@ -8,26 +8,39 @@ over committed tokens it has not seen. In a prefill that is the prompt; in a dec
 the bonus token, the last draft of the round before if that was accepted, and whatever the
 target decoded alone meanwhile (the lag). A long lag is read in chunks within a budget per step;
 a request drafts once it has been read to its end.
+
+A step is planned on the host, from one read of the device: how far each request lags. What it computes stays on
+the device of the batch (`transfer.py`).
 """
 
 import copy
 import logging
-import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftExtendInput
+from sglang.srt.speculative.spec_utils import draft_tp_context
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneDraftWorker
 
+from sglang_nightjar.emulate.draft import EmulatedDraft, emulated_draft
 from sglang_nightjar.platform.fused_llama import FusedLlama, why_not
 from sglang_nightjar.speculation.draft_state import DraftState
+from sglang_nightjar.speculation.late_tokens import NONE_LATE
+from sglang_nightjar.speculation.reading import ORDINARY_LAG, catchup_plan, committed_tokens, rows_of
+from sglang_nightjar.speculation.transfer import (
+    Stopwatch,
+    all_to_device,
+    host_lengths,
+    stopwatch,
+    to_device,
+    to_host,
+)
 
 logger = logging.getLogger(__name__)
-
-# A request that drafts every round is behind by its bonus token and, at most, the last draft.
-_ORDINARY_LAG = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +50,27 @@ class DraftedChain:
     Attributes:
         candidates: int64 [B, gamma + 1]: the bonus token, then the drafted ones; of a request that did not
             draft, its bonus token throughout.
-        drafted: bool [B]: which requests drafted.
+        drafted: bool [B], on the host: which requests drafted.
         probabilities: float32 [B, gamma]: the draft's own probability of each drafted token, where asked for.
-        catchup_tokens: tokens read beyond the ordinary lag. catchup_seconds: the share of time they took.
+        catchup_tokens: tokens read beyond the ordinary lag; `catchup_share` of all that were read.
+        reading, drafting: over the first forward, which reads what is committed, and over those after it.
     """
 
     candidates: torch.Tensor
     drafted: torch.Tensor
     probabilities: torch.Tensor | None
     catchup_tokens: int
-    catchup_seconds: float
+    catchup_share: float
+    reading: Stopwatch
+    drafting: Stopwatch
+
+    def catchup_seconds(self) -> float:
+        """The time that catching up took; asked once the step's result has been read (`Stopwatch.seconds`)."""
+        return self.reading.seconds() * self.catchup_share
+
+    def draft_seconds(self) -> float:
+        """The time that the rest of the draft's work took; asked as above."""
+        return self.reading.seconds() * (1.0 - self.catchup_share) + self.drafting.seconds()
 
 
 class ChainDraftWorker(StandaloneDraftWorker):
@@ -60,19 +84,21 @@ class ChainDraftWorker(StandaloneDraftWorker):
 
     state: DraftState
     forwards = 0
-    fused: FusedLlama | None = None
+    fused: FusedLlama | EmulatedDraft | None = None
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         super().alloc_memory_pool(*args, **kwargs)
         # As many as the target's buffers have room for: an elastic pool may grow.
-        self.state = DraftState(len(self.target_worker.model_runner.token_to_kv_pool.k_buffer[0]))
+        target = self.target_worker.model_runner
+        self.state = DraftState(len(target.token_to_kv_pool.k_buffer[0]), self.req_to_token_pool.req_to_token.device)
         self._most_tokens = self.draft_runner.max_total_num_tokens  # `EagerRunner` makes its buffers as long
         # Padded sizes may differ although the tokenizer is one: draft no token the target
         # lacks, and read none the draft lacks.
         self._draft_vocab = self.draft_runner.model_config.vocab_size
-        self._common_vocab = min(self._draft_vocab, self.target_worker.model_runner.model_config.vocab_size)
-        reason = why_not(self.draft_runner)
-        if reason is None:
+        self._common_vocab = min(self._draft_vocab, target.model_config.vocab_size)
+        self.fused = emulated_draft(self.draft_runner)
+        reason = None if self.fused is not None else why_not(self.draft_runner)
+        if self.fused is None and reason is None:
             self.fused = FusedLlama(self.draft_runner)
         logger.info("the draft runs %s", "fused" if reason is None else f"through SGLang's modules: {reason}")
 
@@ -80,6 +106,10 @@ class ChainDraftWorker(StandaloneDraftWorker):
         """The draft runner's own backend serves every step; upstream's per-step backends are not built."""
         self.draft_attn_backend = None
         self.draft_extend_attn_backend = None
+
+    def context(self) -> AbstractContextManager[Any]:
+        """In force while the draft runs."""
+        return cast(AbstractContextManager[Any], draft_tp_context(self.parallel_layout))
 
     def prefill(self, batch: Any, catchup_tokens: int) -> None:
         """Runs the draft over what the target has just prefilled (`batch` in EXTEND mode).
@@ -89,23 +119,23 @@ class ChainDraftWorker(StandaloneDraftWorker):
         cached while the draft was away. Of such tokens at most `catchup_tokens` are read here.
         """
         self.state.clear(batch.out_cache_loc)
-        ends = batch.seq_lens.to(torch.int64)
+        ends = host_lengths(batch)
         starts = ends - self.lags(batch)
         budget = self._within_buffers(int(batch.extend_num_tokens) + catchup_tokens, len(ends))
-        stops, _ = _catchup_plan(starts, ends, torch.ones(len(ends), dtype=torch.bool), budget)
+        stops, _ = catchup_plan(starts, ends, torch.ones(len(ends), dtype=torch.bool), budget)
         reading = (stops > starts).nonzero().flatten()
         if len(reading):
-            self._extend(_rows_of(batch, reading), starts[reading], stops[reading])
+            self._extend(rows_of(batch, reading), starts[reading], stops[reading])
 
-    def skip_prefill(self, batch: Any) -> None:
-        """The target alone prefills `batch`: its new slots hold no draft KV."""
+    def skip(self, batch: Any) -> None:
+        """The target alone computes `batch`: its new slots hold no draft KV."""
         self.state.clear(batch.out_cache_loc)
 
     def lags(self, batch: Any) -> torch.Tensor:
-        """Committed tokens with target KV that the draft has not seen, int64 [B]."""
+        """Committed tokens with target KV that the draft has not seen, int64 [B], on the host."""
         seq_lens = batch.seq_lens.to(torch.int64)
         rows = batch.req_pool_indices.to(torch.int64)
-        return seq_lens - self.state.draft_lens(self.req_to_token_pool.req_to_token, rows, seq_lens)
+        return to_host(seq_lens - self.state.draft_lens(self.req_to_token_pool.req_to_token, rows, seq_lens))
 
     def draft_chain(
         self,
@@ -115,94 +145,106 @@ class ChainDraftWorker(StandaloneDraftWorker):
         wanted: torch.Tensor,
         catchup_tokens: int,
         with_probabilities: bool = False,
+        late: Mapping[str, Sequence[int]] = NONE_LATE,
     ) -> DraftedChain:
         """Catches up within the budget, then drafts `gamma` tokens, greedily, for every request that has.
 
         Args:
             batch: a decode batch; `seq_lens` counts the tokens with target KV, `spec_info.bonus_tokens`
                 the next one.
-            wanted: bool [B]: which requests may draft at all.
+            wanted: bool [B], on the host: which requests may draft at all.
             catchup_tokens: most tokens to read beyond the ordinary lag.
             with_probabilities: also return how probable the draft found its tokens.
+            late: output tokens the scheduler has not appended yet (`late_tokens.py`).
         Returns:
             The chain. The slots of its tokens hold draft KV, except the last one's; `settle` says afterwards
             which of them count.
         """
-        ends = batch.seq_lens.to(torch.int64) + 1
+        device = batch.seq_lens.device
+        ends = host_lengths(batch) + 1
         starts = ends - 1 - self.lags(batch)
-        stops, extra = _catchup_plan(starts, ends, wanted, self._within_buffers(catchup_tokens, len(ends)))
+        stops, extra = catchup_plan(starts, ends, wanted, self._within_buffers(catchup_tokens, len(ends)))
         drafted = wanted & (stops == ends)
         candidates = batch.spec_info.bonus_tokens.to(torch.int64).unsqueeze(1).repeat(1, gamma + 1)
-        probabilities = torch.zeros((len(ends), gamma)) if with_probabilities else None
+        probabilities = torch.zeros((len(ends), gamma), device=device) if with_probabilities else None
 
-        begin = time.perf_counter()
         reading = (stops > starts).nonzero().flatten()
-        logits = None
+        read, drafted_in, logits = stopwatch(device), stopwatch(device), None
         if len(reading):
-            logits = self._extend(_rows_of(batch, reading), starts[reading], stops[reading])
-            logits = logits[drafted[reading]]
-        seconds = time.perf_counter() - begin
+            read.start()
+            logits = self._extend(rows_of(batch, reading), starts[reading], stops[reading], late)
+            read.stop()
         total = int((stops - starts).sum())
 
         rows = drafted.nonzero().flatten()
         if len(rows):
             assert logits is not None
-            drafting = _rows_of(batch, rows)
+            if len(rows) < len(reading):
+                logits = logits[to_device(drafted[reading].nonzero().flatten(), device)]
+            drafting, index = rows_of(batch, rows), to_device(rows, device)
+            drafted_in.start()
             for step in range(1, gamma + 1):
                 tokens = logits.argmax(-1)
-                candidates[rows, step] = tokens
+                candidates[index, step] = tokens
                 if probabilities is not None:
-                    probabilities[rows, step - 1] = logits.softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
+                    probabilities[index, step - 1] = logits.softmax(-1).gather(1, tokens.unsqueeze(1)).squeeze(1)
                 if step < gamma:
                     logits = self._decode(drafting, step, tokens)
-        return DraftedChain(candidates, drafted, probabilities, extra, seconds * extra / total if total else 0.0)
+            drafted_in.stop()
+        share = extra / total if total else 0.0
+        return DraftedChain(candidates, drafted, probabilities, extra, share, read, drafted_in)
 
-    def settle(self, batch: Any, accept_lens: torch.Tensor, gamma: int, drafted: torch.Tensor | None = None) -> None:
+    def settle(self, batch: Any, accept_lens: torch.Tensor, gamma: int, drafted: torch.Tensor) -> None:
         """After verification: of the slots written this round, valid are those of accepted tokens the draft has seen.
 
         Args:
             batch: the batch of `draft_chain`, its `seq_lens` still those of before the round.
             accept_lens: int [B], tokens committed: accepted drafts and the new bonus token.
             gamma: tokens drafted; the bonus token and the first gamma - 1 of them went through the draft.
-                0 for a round of the target alone.
-            drafted: bool [B], which requests drafted; None for all.
+            drafted: bool [B], on the host, which requests drafted.
         """
-        steps = torch.arange(gamma + 1)
+        steps = torch.arange(gamma + 1, device=batch.seq_lens.device)
         slots = self._slots(batch, batch.seq_lens.to(torch.int64).unsqueeze(1) + steps)
         seen = steps < accept_lens.clamp(max=gamma).unsqueeze(1)
-        if drafted is not None:
-            seen = seen & drafted.unsqueeze(1)
-        self.state.mark(slots[seen])
-        self.state.clear(slots[~seen])
+        self.state.set(slots, seen & to_device(drafted, seen.device).unsqueeze(1))
 
     def _within_buffers(self, tokens: int, requests: int) -> int:
         """As many of `tokens` beyond the ordinary lag as one forward of SGLang's runner has buffers for."""
-        return max(min(tokens, self._most_tokens - _ORDINARY_LAG * requests), 0)
+        return max(min(tokens, self._most_tokens - ORDINARY_LAG * requests), 0)
 
-    def _extend(self, batch: Any, starts: torch.Tensor, stops: torch.Tensor) -> torch.Tensor:
+    def _extend(
+        self, batch: Any, starts: torch.Tensor, stops: torch.Tensor, late: Mapping[str, Sequence[int]] = NONE_LATE
+    ) -> torch.Tensor:
         """One forward over each request's tokens from `starts` up to `stops` (exclusive).
 
         Args:
-            starts, stops: int64 [B], at least one token each; all of them committed, their slots the request's own.
+            starts, stops: int64 [B], on the host, at least one token each; all of them committed, their slots the
+                request's own.
+            late: committed tokens the scheduler has not appended yet.
         Returns:
             float32 [B, V]: the draft's logits after each request's last one.
         """
         counts = stops - starts
         spans = list(zip(batch.reqs, starts.tolist(), stops.tolist(), strict=True))
-        tokens = torch.tensor([token for span in spans for token in _committed_tokens(*span)], dtype=torch.int64)
-        positions = torch.cat([torch.arange(start, stop) for _, start, stop in spans])
-        rows = batch.req_pool_indices.to(torch.int64).repeat_interleave(counts)
+        ids = torch.tensor([token for span in spans for token in committed_tokens(*span, late)], dtype=torch.int64)
+        tokens, positions, owners, ends, last = all_to_device(
+            batch.seq_lens.device,
+            ids.clamp(max=self._draft_vocab - 1),
+            torch.cat([torch.arange(start, stop) for _, start, stop in spans]),
+            torch.arange(len(counts)).repeat_interleave(counts),
+            stops,
+            counts.cumsum(0) - 1,
+        )
+        rows = batch.req_pool_indices.to(torch.int64)[owners]
 
         extend = copy.copy(batch)
         extend.forward_mode = ForwardMode.DRAFT_EXTEND_V2
-        extend.input_ids = tokens.clamp(max=self._draft_vocab - 1)
-        extend.seq_lens = stops
+        extend.input_ids = tokens
+        extend.seq_lens, extend.seq_lens_cpu = ends, stops
         extend.prefix_lens, extend.extend_lens = starts.tolist(), counts.tolist()
         extend.extend_num_tokens = len(tokens)
         extend.out_cache_loc = self.req_to_token_pool.req_to_token[rows, positions].to(torch.int64)
-        extend.spec_info = EagleDraftExtendInput(
-            positions=positions, select_index=counts.cumsum(0) - 1, num_tokens_per_req=1
-        )
+        extend.spec_info = EagleDraftExtendInput(positions=positions, select_index=last, num_tokens_per_req=1)
         logits = self._forward(extend)
         self.state.mark(extend.out_cache_loc)
         return logits
@@ -213,7 +255,7 @@ class ChainDraftWorker(StandaloneDraftWorker):
         decode = copy.copy(batch)
         decode.forward_mode = ForwardMode.DECODE
         decode.input_ids = tokens.contiguous()
-        decode.seq_lens = position + 1
+        decode.seq_lens, decode.seq_lens_cpu = position + 1, host_lengths(batch) + step + 1
         decode.out_cache_loc = self._slots(batch, position)
         decode.spec_info = None
         return self._forward(decode)
@@ -229,8 +271,7 @@ class ChainDraftWorker(StandaloneDraftWorker):
         self.forwards += 1
         if self.fused is not None:
             return self._forward_fused(self.fused, batch)
-        batch.seq_lens_cpu = batch.seq_lens
-        batch.seq_lens_sum = int(batch.seq_lens.sum())
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         batch.return_logprob = False
         forward_batch = ForwardBatch.init_new(
             batch, self.draft_runner, capture_hidden_mode=CaptureHiddenMode.NULL, return_hidden_states_before_norm=False
@@ -238,7 +279,7 @@ class ChainDraftWorker(StandaloneDraftWorker):
         logits = self.draft_runner.forward(forward_batch).logits_output.next_token_logits
         return logits[:, : self._common_vocab]
 
-    def _forward_fused(self, fused: FusedLlama, batch: Any) -> torch.Tensor:
+    def _forward_fused(self, fused: FusedLlama | EmulatedDraft, batch: Any) -> torch.Tensor:
         rows = batch.req_pool_indices.to(torch.int64)
         if batch.forward_mode.is_decode():
             positions = batch.seq_lens - 1
@@ -249,50 +290,3 @@ class ChainDraftWorker(StandaloneDraftWorker):
             query_start[1:] = batch.spec_info.select_index + 1
         logits = fused(batch.input_ids, positions, batch.out_cache_loc, rows, query_start, batch.seq_lens)
         return logits[:, : self._common_vocab]
-
-
-def _rows_of(batch: Any, rows: torch.Tensor) -> Any:
-    """A view of `batch` with only some of its requests, as far as a draft forward reads it."""
-    if len(rows) == len(batch.reqs):
-        return batch
-    part = copy.copy(batch)
-    part.reqs = [batch.reqs[row] for row in rows.tolist()]
-    part.req_pool_indices = batch.req_pool_indices[rows]
-    part.seq_lens = batch.seq_lens[rows]
-    part.orig_seq_lens = None if batch.orig_seq_lens is None else batch.orig_seq_lens[rows]
-    return part
-
-
-def _catchup_plan(
-    starts: torch.Tensor, ends: torch.Tensor, wanted: torch.Tensor, budget: int
-) -> tuple[torch.Tensor, int]:
-    """Up to where each request is read in this step, int64 [B], and the tokens of it beyond the ordinary lag.
-
-    Who lags least comes first, so that as many requests as possible draft again soon.
-    """
-    stops = starts.clone()
-    extra = ends - starts - _ORDINARY_LAG
-    left = budget
-    spent = 0
-    for row in torch.argsort(extra, stable=True).tolist():
-        if not wanted[row]:
-            continue
-        behind = max(int(extra[row]), 0)
-        if behind <= left:
-            stops[row] = ends[row]
-            left -= behind
-            spent += behind
-        elif left > 0:
-            stops[row] = starts[row] + left
-            spent += left
-            left = 0
-    return stops, spent
-
-
-def _committed_tokens(req: Any, start: int, stop: int) -> list[int]:
-    """Tokens at positions `start` up to `stop` of a request; the last of all is the bonus token."""
-    prompt = req.origin_input_ids
-    first_output, last_output = max(start - len(prompt), 0), max(stop - len(prompt), 0)
-    tokens = [*prompt[start:stop], *req.output_ids[first_output:last_output]]
-    assert len(tokens) == stop - start, f"request {req.rid}: tokens {start} to {stop} asked, {len(tokens)} committed"
-    return tokens

@@ -5,27 +5,35 @@ round; that is a different distribution. Here row j of a request sees its commit
 plus its first j drafts, which is what a plain decode of that token would see.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
+from sglang_nightjar.speculation.late_tokens import NONE_LATE, output_tokens
 
-def apply_penalties(logits: torch.Tensor, reqs: list[Any], candidates: torch.Tensor) -> None:
+
+def apply_penalties(
+    logits: torch.Tensor, reqs: list[Any], candidates: torch.Tensor, late: Mapping[str, Sequence[int]] = NONE_LATE
+) -> None:
     """Applies frequency, presence, repetition and min-new-tokens penalties in place.
 
     Args:
         logits: float32 [B, n, V].
-        reqs: SGLang requests; `output_ids` ends with the bonus token.
+        reqs: SGLang requests.
         candidates: int64 [B, n]: bonus token, then drafts.
+        late: output tokens not in `output_ids` yet, by request id; the bonus token is the last of them, or of those.
     """
-    for rows, req, chain in zip(logits, reqs, candidates, strict=True):
+    assert len(logits) == len(candidates) == len(reqs), f"{len(logits)} rows for {len(reqs)} requests"
+    for index, req in enumerate(reqs):  # most ask for nothing, and a view of their rows would be most of the cost
         params = req.sampling_params
         if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0:
-            _penalize_output(rows, torch.tensor(req.output_ids, device=rows.device), chain[1:], params)
-        missing = params.min_new_tokens - len(req.output_ids)
-        if missing > 0:
-            rows[:missing, _stop_tokens(req)] = float("-inf")
+            output = torch.tensor(output_tokens(req, late), device=logits.device)
+            _penalize_output(logits[index], output, candidates[index, 1:], params)
+        if params.min_new_tokens > 0:
+            missing = params.min_new_tokens - len(req.output_ids) - len(late.get(req.rid, ()))
+            logits[index][: max(missing, 0), _stop_tokens(req)] = float("-inf")
 
 
 def _penalize_output(rows: torch.Tensor, output: torch.Tensor, drafts: torch.Tensor, params: Any) -> None:

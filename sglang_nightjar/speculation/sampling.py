@@ -10,10 +10,12 @@ tokens it would get without speculation.
 """
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from sglang_nightjar.speculation.late_tokens import NONE_LATE
 from sglang_nightjar.speculation.penalties import apply_penalties
 
 # What SGLang's sampler reads of a request; each is a tensor with one row per request, or None.
@@ -29,6 +31,7 @@ def sample_chain(
     reqs: list[Any],
     sampling_info: Any,
     grammar_mask: Any | None,
+    late: Mapping[str, Sequence[int]] = NONE_LATE,
 ) -> torch.Tensor:
     """Draws a token at every position of every chain.
 
@@ -42,31 +45,36 @@ def sample_chain(
         reqs: SGLang requests, for penalties.
         sampling_info: the batch's `SamplingBatchInfo`.
         grammar_mask: mask over the B * n rows, or None.
+        late: output tokens the scheduler has not appended yet (`late_tokens.py`), for penalties.
     Returns:
         int64 [B, n].
     """
     batch_size, width = candidates.shape
     by_request = logits.view(batch_size, width, -1)
-    apply_penalties(by_request, reqs, candidates)
+    apply_penalties(by_request, reqs, candidates, late)
     if grammar_mask is not None:
         grammar_mask.apply(logits)
     if sampling_info.logit_bias is not None:
         by_request.add_(sampling_info.logit_bias.unsqueeze(1))
 
-    steps = torch.arange(width, device=candidates.device)
+    positions = seq_lens.to(torch.int64)
+    if width > 1:
+        positions = (positions.unsqueeze(1) + torch.arange(width, device=candidates.device)).flatten()
     tokens = sampler(
         _LogitsOnly(logits if sampling_info.is_all_greedy else logits.clone()),  # sampling overwrites them
         _repeat_rows(sampling_info, width),
         False,
         [],
         [],
-        (seq_lens.to(torch.int64).unsqueeze(1) + steps).flatten(),
+        positions,
     )
     return tokens.to(torch.int64).view(batch_size, width)
 
 
 def accepted_drafts(tokens: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     """Drafts in agreement with the draws before the first disagreement, int64 [B]."""
+    if candidates.shape[1] == 1:
+        return torch.zeros(len(candidates), dtype=torch.int64, device=candidates.device)
     agrees = tokens[:, :-1] == candidates[:, 1:]
     return agrees.long().cumprod(1).sum(1)
 
@@ -84,7 +92,8 @@ def most_likely(probabilities: torch.Tensor, budget: int) -> torch.Tensor:
     batch_size, gamma = probabilities.shape
     reach = probabilities.cumprod(1)
     order = torch.argsort(reach.T.flatten(), descending=True, stable=True)[: max(budget, 0)]
-    return torch.bincount(order % batch_size, minlength=batch_size)
+    chosen = torch.zeros(batch_size, dtype=torch.int64, device=order.device)
+    return chosen.index_add_(0, order % batch_size, torch.ones_like(order))  # `bincount` would wait for the device
 
 
 class _LogitsOnly:
@@ -96,6 +105,8 @@ class _LogitsOnly:
 
 def _repeat_rows(info: Any, times: int) -> Any:
     """`info` with every request's parameters repeated for each of its rows."""
+    if times == 1:
+        return info
     rows = {name: getattr(info, name) for name in _PER_REQUEST}
     repeated = {name: row.repeat_interleave(times, dim=0) for name, row in rows.items() if row is not None}
     return dataclasses.replace(info, **repeated)

@@ -1,14 +1,17 @@
-"""The speculative worker SGLang's scheduler drives on the CPU platform.
+"""The speculative worker SGLang's scheduler drives; on a GPU, `cuda_worker.py`'s subclass of it.
 
 One call is one scheduler step: a prefill (target, then draft over the same tokens), or a
 decode round (draft a chain, verify it in one target forward, commit what agrees). The gamma of
 a step is that of the directive in force (`controller.py`). At gamma 0 a step is a server's
 without speculation: a plain decode forward, and no draft forward of any kind.
 Upstream seam: `SRTPlatform.get_speculative_worker_cls("STANDALONE")`.
+
+What a step computes stays on the device of its batch. The host reads how far the draft lags before it drafts, and
+what was committed after the verification; at gamma 0 it reads nothing.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,28 +22,27 @@ from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, g
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask, draft_tp_context
+from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 from sglang.srt.speculative.standalone_worker_v2 import StandaloneWorkerV2
 
-from sglang_nightjar import controller
 from sglang_nightjar.config import inherited_config
+from sglang_nightjar.controller_start import start_controller
 from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches import elastic, verify_installed
 from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
+from sglang_nightjar.speculation.lags import KnownLags
+from sglang_nightjar.speculation.late_tokens import NONE_LATE, LateTokens
 from sglang_nightjar.speculation.request_options import speculates
 from sglang_nightjar.speculation.sampling import accepted_drafts, most_likely, sample_chain
+from sglang_nightjar.speculation.transfer import host_lengths, to_device, to_host
 
 
 class NightjarStandaloneWorker(StandaloneWorkerV2):
-    """Chain speculation with a separate draft model, lossless under every sampling setting.
-
-    Attributes:
-        last_step: what the last decode step did.
-    """
+    """Chain speculation with a separate draft model, lossless under every sampling setting."""
 
     _draft_worker: ChainDraftWorker
-    last_step = StepFacts(0)
+    draft_worker_cls: type[ChainDraftWorker] = ChainDraftWorker
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         verify_installed()
@@ -55,17 +57,18 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         self._target_worker = target_worker
         self.page_size = get_schedule().page_size
         self.speculative_algorithm = SpeculativeAlgorithm.from_string(get_spec().speculative_algorithm)
-        self._draft_worker = ChainDraftWorker(server_args, gpu_id, nccl_port, target_worker)
+        self._draft_worker = self.draft_worker_cls(server_args, gpu_id, nccl_port, target_worker)
         self.adaptive_controller = None
         config = inherited_config()
         assert config is not None, "the worker runs in a process of a Nightjar server only"
-        self._controller = controller.start(
+        self._controller = start_controller(
             config,
             rank=get_parallel().tp_rank,
             ranks=get_parallel().tp_size,
             max_gamma=self.speculative_num_steps,
         )
         self._controller.worker = self
+        self._late = LateTokens()
         self._store = None
         if config.wants_elastic():
             self._controller.elastic = True
@@ -73,8 +76,8 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     def alloc_memory_pool(self, *args: Any, **kwargs: Any) -> None:
         super().alloc_memory_pool(*args, **kwargs)
-        if self._store is not None:
-            elastic.attach(self._controller, self._target_worker.model_runner, self._draft_worker, self._store)
+        self._lags = KnownLags(self._draft_worker.state, self._draft_worker.lags)
+        self._pools_made()
 
     @property
     def spec_v2_attn_backends(self) -> tuple[Any, ...]:
@@ -87,10 +90,24 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         grammar_barrier: Callable[[], None] | None = None,
         pp_proxy_tensors: Any | None = None,
     ) -> Any:
-        """Runs one step of `batch`; the scheduler restores the batch's fields afterwards."""
-        result = self._prefill(batch) if batch.forward_mode.is_extend() else self._decode(batch, grammar_barrier)
+        """Runs one step of `batch`; the scheduler restores the batch's fields afterwards.
+
+        `on_publish` and `grammar_barrier` are given with overlap scheduling: the first takes the new lengths, the
+        second brings grammars up to the step before.
+        """
+        facts = None
+        if batch.forward_mode.is_extend():
+            result = self._prefill(batch)
+        else:
+            result, facts = self._decode(batch, grammar_barrier)
+        if facts is None or facts.gamma > 0:
+            self._lags.forget()
         if on_publish is not None:
             on_publish(result.new_seq_lens)
+        if batch.enable_overlap:
+            self._late.remember(batch.reqs, _runs(result))
+        began_s = batch.launch_ts * self._controller.speed
+        self._controller.launched(batch.forward_iter, facts, began_s=began_s, after_idle=batch.after_idle_gap)
         return result
 
     @property
@@ -100,51 +117,77 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     def max_lag(self, batch: Any) -> int:
         """The largest number of tokens the draft has not seen of any request in `batch`."""
-        return int(self._draft_worker.lags(batch).max())
+        return self._lags.largest(batch)
 
     def _prefill(self, batch: Any) -> Any:
+        self._controller.begin_stories(batch.reqs)
+        self._before_prefill()
         result = self.target_worker.forward_batch_generation(batch, capture_hidden_mode=CaptureHiddenMode.NULL)
         result.new_seq_lens = batch.seq_lens
-        if self._controller.gamma == 0:
-            self._draft_worker.skip_prefill(batch)
-        else:
-            with draft_tp_context(self._draft_worker.parallel_layout):
+        if self._controller.reads_prompts:
+            with self._draft_worker.context():
                 self._draft_worker.prefill(batch, self._controller.directive.catchup_tokens)
+        else:
+            self._draft_worker.skip(batch)
         result.next_draft_input = ChainDraftInput(bonus_tokens=result.next_token_ids)
         return result
 
-    def _decode(self, batch: Any, grammar_barrier: Callable[[], None] | None) -> Any:
+    def _decode(self, batch: Any, grammar_barrier: Callable[[], None] | None) -> tuple[Any, StepFacts]:
         directive = self._controller.directive
-        wanted = torch.tensor([speculates(req) for req in batch.reqs])
-        if directive.gamma == 0 or not wanted.any():
+        late = self._late.of(batch.reqs, (batch.seq_lens + 1).tolist()) if batch.enable_overlap else NONE_LATE
+        wanted = [directive.gamma > 0 and speculates(req) for req in batch.reqs]
+        if not any(wanted):
             candidates = batch.spec_info.bonus_tokens.to(torch.int64).unsqueeze(1)
-            result = self._verify(batch, candidates, grammar_barrier, None)
-            self._draft_worker.settle(batch, result.accept_lens, 0)
-            self.last_step = StepFacts(0)
-            return result
-        with draft_tp_context(self._draft_worker.parallel_layout):
+            return self._verify(batch, candidates, grammar_barrier, None, late), StepFacts(0)
+        with self._draft_worker.context():
             chain = self._draft_worker.draft_chain(
                 batch,
                 directive.gamma,
-                wanted=wanted,
+                wanted=torch.tensor(wanted),
                 catchup_tokens=directive.catchup_tokens,
                 with_probabilities=directive.verify_budget is not None,
+                late=late,
             )
-        most = torch.where(chain.drafted, directive.gamma, 0)
+        device = chain.candidates.device
+        most = torch.where(to_device(chain.drafted, device), directive.gamma, 0)
         if chain.probabilities is not None and directive.verify_budget is not None:
             most = most_likely(chain.probabilities, directive.verify_budget).minimum(most)
-        result = self._verify(batch, chain.candidates, grammar_barrier, most)
+        result = self._verify(batch, chain.candidates, grammar_barrier, most, late)
         self._draft_worker.settle(batch, result.accept_lens, directive.gamma, chain.drafted)
-        drafted, tokens = int(chain.drafted.sum()), int(result.accept_lens[chain.drafted].sum())
-        self.last_step = StepFacts(
+        accept_lens, allowed = to_host(torch.stack((result.accept_lens.to(most.dtype), most)))
+        drafted, tokens = int(chain.drafted.sum()), int(accept_lens[chain.drafted].sum())
+        return result, StepFacts(
             directive.gamma,
             drafted,
             tokens,
-            int(most.sum()) - (tokens - drafted),
+            int(allowed.sum()) - (tokens - drafted),
             chain.catchup_tokens,
-            chain.catchup_seconds,
+            chain.catchup_seconds() * self._controller.speed,
+            chain.draft_seconds() * self._controller.speed,
+            tuple(chain.drafted.tolist()),
         )
-        return result
+
+    # -- what differs between devices --
+
+    def _pools_made(self) -> None:
+        """The KV pools of both models are there."""
+        self._make_elastic()
+
+    def _make_elastic(self, workspace_bytes: int = 0) -> None:
+        """From now on memory may move between draft and KV cache. `workspace_bytes`: of the device, held for good."""
+        if self._store is not None:
+            target = self._target_worker.model_runner
+            elastic.attach(self._controller, target, self._draft_worker, self._store, workspace_bytes)
+
+    def _before_prefill(self) -> None:
+        """Just before the target prefills."""
+
+    def _before_verification(self, gamma: int) -> None:
+        """Just before the target verifies `gamma` drafts; 0: before it decodes plainly."""
+
+    def _verify_input(self, batch: Any, candidates: torch.Tensor) -> Any:
+        """What the target's attention is told of a chain (`candidates`: int64 [B, n], n > 1)."""
+        return chain_verify_input(candidates, batch.seq_lens)
 
     def _verify(
         self,
@@ -152,34 +195,34 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         candidates: torch.Tensor,
         grammar_barrier: Callable[[], None] | None,
         most: torch.Tensor | None,
+        late: Mapping[str, Sequence[int]],
     ) -> Any:
         """Runs the target over `candidates` (int64 [B, n]) and samples after each; n = 1 is a plain decode.
 
-        `most`: int64 [B], drafts of each request that may be accepted; None for no limit.
+        `most`: int64 [B], drafts of each request that may be accepted; None for no limit. `late`: output tokens the
+        scheduler has not appended yet.
         """
         batch_size, width = candidates.shape
-        seq_lens = batch.seq_lens
-        verify_input = chain_verify_input(candidates, seq_lens)
+        seq_lens, device = batch.seq_lens, candidates.device
+        self._before_verification(width - 1)
         if width == 1:
-            forward_batch, can_run_cuda_graph = self._plain_decode_batch(batch, candidates), False
+            forward_batch = self._plain_decode_batch(batch, candidates)
         else:
-            batch.spec_info = verify_input
-            forward_batch, can_run_cuda_graph = eagle_prepare_for_verify(
-                verify_input, self.req_to_token_pool, batch, self.target_worker
+            batch.spec_info = self._verify_input(batch, candidates)
+            forward_batch, _ = eagle_prepare_for_verify(
+                batch.spec_info, self.req_to_token_pool, batch, self.target_worker
             )
-        logits_output = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=forward_batch, is_verify=True
-        ).logits_output
+        forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+        logits_output = forward.logits_output
 
         grammar_mask = None
         if batch.has_grammar:
+            chain = chain_verify_input(candidates, seq_lens)
             grammar_mask = build_grammar_vocab_mask(
                 reqs=batch.reqs,
-                tree=GrammarTree.from_device(
-                    verify_input.retrieve_next_token, verify_input.retrieve_next_sibling, candidates
-                ),
+                tree=GrammarTree.from_device(chain.retrieve_next_token, chain.retrieve_next_sibling, candidates),
                 sampling_info=batch.sampling_info,
-                device=candidates.device,
+                device=device,
                 barrier=grammar_barrier,
             )
         tokens = sample_chain(
@@ -190,24 +233,25 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             reqs=batch.reqs,
             sampling_info=batch.sampling_info,
             grammar_mask=grammar_mask,
+            late=late,
         )
         accepted = accepted_drafts(tokens, candidates)
         if most is not None:
             accepted = accepted.minimum(most)
-        index = torch.arange(batch_size * width, dtype=torch.int32).view(batch_size, width)
-        accept_index = torch.where(torch.arange(width) <= accepted.unsqueeze(1), index, -1)
         predict = tokens.to(torch.int32).flatten()
         if batch.return_logprob:
+            index = torch.arange(batch_size * width, dtype=torch.int32, device=device).view(batch_size, width)
+            accept_index = torch.where(torch.arange(width, device=device) <= accepted.unsqueeze(1), index, -1)
             compute_spec_logprobs(batch, logits_output, predict, accept_index=accept_index)
         accept_lens = (accepted + 1).to(torch.int32)
+        bonus_tokens = tokens.flatten() if width == 1 else tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=predict,
-            can_run_cuda_graph=can_run_cuda_graph,
+            can_run_cuda_graph=forward.can_run_cuda_graph,
             speculative_num_draft_tokens=width,
-            next_draft_input=ChainDraftInput(bonus_tokens=tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)),
+            next_draft_input=ChainDraftInput(bonus_tokens=bonus_tokens),
             accept_lens=accept_lens,
-            accept_index=accept_index,
             new_seq_lens=seq_lens + accept_lens,
         )
 
@@ -219,9 +263,9 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         decode.forward_mode = ForwardMode.DECODE
         decode.input_ids = candidates.flatten()
         decode.out_cache_loc = self.req_to_token_pool.req_to_token[rows, seq_lens].to(torch.int64)
-        decode.seq_lens = seq_lens + 1
-        decode.seq_lens_cpu = decode.seq_lens
-        decode.seq_lens_sum = int(decode.seq_lens.sum())
+        self._draft_worker.skip(decode)
+        decode.seq_lens, decode.seq_lens_cpu = seq_lens + 1, host_lengths(batch) + 1
+        decode.seq_lens_sum = int(decode.seq_lens_cpu.sum())
         decode.spec_info = None
         return ForwardBatch.init_new(
             decode,
@@ -229,3 +273,11 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             capture_hidden_mode=CaptureHiddenMode.NULL,
             return_hidden_states_before_norm=False,
         )
+
+
+def _runs(result: Any) -> list[list[int]]:
+    """Tokens the step of `result` committed, of each request in order."""
+    if result.accept_lens is None:
+        return [[token] for token in result.next_token_ids.tolist()]
+    rows = result.next_token_ids.view(len(result.accept_lens), -1).tolist()
+    return [row[:count] for row, count in zip(rows, result.accept_lens.tolist(), strict=True)]

@@ -95,8 +95,8 @@ def assert_drafts_were_accepted_and_rejected(answers: Sequence[Any]) -> None:
 
 
 def assert_close(mine: Any, other: Any) -> None:
-    """Nested lists of numbers, strings and None, of the same shape; floats within `TOLERANCE`."""
-    if isinstance(other, list):
+    """Nested lists and tuples of numbers, strings and None, of one shape; floats within `TOLERANCE`."""
+    if isinstance(other, list | tuple):
         assert len(mine) == len(other)
         for left, right in zip(mine, other, strict=True):
             assert_close(left, right)

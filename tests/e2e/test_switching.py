@@ -47,8 +47,10 @@ def switched(servers: Servers) -> list[dict[str, Any]]:
     raise AssertionError(f"too few switches: {nightjar(servers.switching)}")
 
 
-def test_all_ranks_carry_out_the_same_directives(switched: list[dict[str, Any]], servers: Servers) -> None:
-    first = [record for record in switched if record["record"] == "directive"]
+@pytest.mark.usefixtures("switched")
+def test_all_ranks_carry_out_the_same_directives(servers: Servers) -> None:
+    # Read now, when both are idle: an answer may reach its client before the step's last record its file.
+    first = [record for record in read_journal(servers.journal) if record["record"] == "directive"]
     second = read_journal(servers.journal.with_name("journal.rank1"))
     assert len(first) > SWITCHES and first == second
     assert {record["gamma"] for record in first} == set(range(6))
@@ -90,6 +92,12 @@ def test_a_request_keeps_itself_off_speculation(servers: Servers) -> None:
     assert_same(answers, expected)
     accepted = [each["meta_info"]["spec_num_correct_drafts"] for each in answers]
     assert not any(accepted[1::2]) and all(accepted[::2]), accepted
+    for index, each in enumerate(answers):
+        [story] = each["meta_info"]["nightjar"]
+        assert story["gamma"] == GAMMA and (story["draft_forwards"] > GAMMA or index % 2), story
+        # Of 40 tokens the prefill gives the first; a step that drafts gives 1 to GAMMA + 1 of the others.
+        assert (story["speculative_steps"] == 0) == (index % 2 == 1), story
+        assert story["accept_length"] is None or 1.0 < story["accept_length"] <= GAMMA + 1, story
 
 
 def test_when_all_opt_out_no_step_drafts(servers: Servers) -> None:

@@ -12,7 +12,7 @@ from tiny_model import make_tiny_model
 
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.serving import checkpoints, memory
-from sglang_nightjar.serving.checkpoints import check_checkpoints
+from sglang_nightjar.serving.checkpoints import check_checkpoints, check_vocabularies
 from sglang_nightjar.serving.memory import ModelShape, available_memory, plan_memory
 
 GIB = 2**30
@@ -129,6 +129,13 @@ def test_the_same_size_of_vocabulary_is_not_enough(target: Path, copy: Path) -> 
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     file.write_text(json.dumps(content))
     assert "has another vocabulary" in complaint(check_checkpoints, pair(target, copy))
+
+
+def test_on_a_gpu_only_the_vocabularies_are_compared(target: Path, tmp_path: Path) -> None:
+    check_vocabularies(pair(target, target))
+    check_vocabularies(pair(target, make_tiny_model(tmp_path / "padded", padded_vocab_size=160)))
+    other = make_tiny_model(tmp_path / "other", vocab_size=64)
+    assert "another vocabulary" in complaint(check_vocabularies, pair(target, other))
 
 
 def test_padded_sizes_may_differ(target: Path, tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def test_words_of_sglang_keep_their_order() -> None:
         (["--nightjar-max-gamma", "17"], "choose a value from 1 to 16"),
         (["--nightjar-draft-bits", "2"], "--nightjar-draft-bits is 2; choose a value from 3 to 8"),
         (["--nightjar-draft-bits", "16"], "choose a value from 3 to 8"),
+        (["--nightjar-elastic", "yes"], "--nightjar-elastic 'yes' is unknown; use one of: auto, on, off"),
+        (["--nightjar-overlap", "yes"], "--nightjar-overlap 'yes' is unknown; use one of: auto, on, off"),
         (["--nightjar-platform", "tpu"], "use one of: auto, cpu, cuda"),
         (["--nightjar-policy", "magic"], "unknown policy 'magic'; known policies: nightjar, paper, off, static:N"),
         (["--nightjar-policy", "static:-1"], "gamma must not be negative"),

@@ -10,6 +10,7 @@ import pytest
 from sglang_nightjar import controller as module
 from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.controller import Controller
+from sglang_nightjar.controller_start import start_controller
 from sglang_nightjar.coordination.messages import Directive, decode, encode, is_directive
 from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.observe.journal import Journal, read_journal
@@ -25,6 +26,13 @@ def make(rank: int, journal: Journal | None = None, clock: list[float] | None = 
     return Controller(planner, 5, 3, catchup_budget_s=0.1, journal=journal, clock=lambda: now[0])
 
 
+def finish(own: Controller, seen: Observation, facts: StepFacts | None) -> None:
+    """One step, its outcome processed before anything else happens."""
+    own.launched(1, facts, began_s=own.clock(), after_idle=True)
+    step, _ = own.flight.land(1, own.clock(), own.clock())
+    own.finished(seen, step)
+
+
 def decode_step(gamma: int, batch: int = 4) -> Observation:
     return Observation(StepKind.DECODE, batch, gamma, (batch, *[0] * gamma), 0.05, kv_tokens=100)
 
@@ -37,7 +45,7 @@ def test_every_rank_carries_out_the_same_directives() -> None:
         for rank in (first, second):
             rank.apply(item)
             facts = StepFacts(rank.gamma, drafted=4 if rank.gamma else 0, tokens=4)
-            rank.finished(decode_step(rank.gamma), facts)
+            finish(rank, decode_step(rank.gamma), facts)
         assert first.directive == second.directive and first.directive.step == step
         assert first.reserve() == first.gamma + 1
         gammas.append(first.gamma)
@@ -60,9 +68,32 @@ def test_a_decision_lasts_until_it_is_used_or_the_batch_changes() -> None:
     own.apply(own.propose(State(now_s=0.0, batch_size=4)))
     assert not own.wants_decision(4), "a prefill came between"
     assert own.wants_decision(5)
-    own.finished(decode_step(own.gamma), StepFacts(own.gamma))
+    finish(own, decode_step(own.gamma), StepFacts(own.gamma))
     assert own.wants_decision(4)
     assert not make(1).wants_decision(4), "only rank 0 decides"
+
+
+def test_with_overlap_a_decision_is_used_by_its_launch_not_by_an_outcome() -> None:
+    """Each launch needs a decision of its own, although the outcome of the one before has not arrived."""
+    own = make(0)
+    for number in range(1, 20):
+        assert own.wants_decision(4)
+        own.apply(own.propose(State(now_s=float(number), batch_size=4)))
+        own.launched(number, StepFacts(own.gamma), began_s=0.0, after_idle=False)
+        if number > 1:
+            step, _ = own.flight.land(number - 1, 0.0, 0.0)
+            own.finished(decode_step(step.gamma), step)
+            assert (step.directive, own.directive.step) == (number - 1, number)
+    assert own.counters.steps_by_gamma != [18, 0, 0, 0, 0, 0] and sum(own.counters.steps_by_gamma) == 18
+
+
+def test_slots_are_reserved_for_what_is_in_flight() -> None:
+    own = make(0)
+    own.launched(1, StepFacts(5), began_s=0.0, after_idle=True)
+    assert own.reserve() == own.gamma + 1 + 6, "its drafts and its bonus token may all have been committed"
+    own.flight.land(1, 0.0, 0.0)
+    own.launched(2, None, began_s=0.0, after_idle=False)
+    assert own.reserve() == own.gamma + 1, "a prefill leaves no length unknown"
 
 
 def test_the_catchup_budget_follows_what_catching_up_costs() -> None:
@@ -70,7 +101,7 @@ def test_the_catchup_budget_follows_what_catching_up_costs() -> None:
     assert own.directive.catchup_tokens == 100, "0.1 s at the assumed 1 ms a token"
     for step in range(1, 40):
         own.apply(own.propose(State(now_s=float(step), batch_size=4)))
-        own.finished(decode_step(own.gamma), StepFacts(own.gamma, catchup_tokens=100, catchup_seconds=0.01))
+        finish(own, decode_step(own.gamma), StepFacts(own.gamma, catchup_tokens=100, catchup_seconds=0.01))
     assert 900 < own.directive.catchup_tokens <= 1000, "0.1 ms a token"
 
 
@@ -81,10 +112,11 @@ def test_journal_holds_states_directives_and_steps(tmp_path: Path) -> None:
         item = own.propose(State(now_s=float(step), batch_size=2, kv_tokens=10))
         for rank in (own, other):
             rank.apply(item)
-        own.finished(decode_step(own.gamma, batch=2), StepFacts(own.gamma))
+        finish(own, decode_step(own.gamma, batch=2), StepFacts(own.gamma))
     records = read_journal(tmp_path / "journal")
     assert [record["record"] for record in records] == ["state", "directive", "step"] * 3
     assert records[0]["kv_tokens"] == 10 and records[2]["kind"] == StepKind.DECODE
+    assert [record["directive"] for record in records[2::3]] == [1, 2, 3]
     directives = [record for record in records if record["record"] == "directive"]
     assert directives == read_journal(tmp_path / "journal.rank1")
 
@@ -115,25 +147,25 @@ def test_directives_travel_as_msgpack() -> None:
 
 def test_report_is_json_ready() -> None:
     own = make(0)
-    own.finished(decode_step(3), StepFacts(3, drafted=4, tokens=10, rejected=6))
+    finish(own, decode_step(3), StepFacts(3, drafted=4, tokens=10, rejected=6))
     report = json.loads(json.dumps(own.report()))
     assert report["accept_length"] == 2.5 and report["rejected_drafts"] == 6 and report["steps_by_gamma"][3] == 1
 
 
 def test_start_follows_the_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(module, "_current", None)
-    own = module.start(NightjarConfig(policy="static:2", journal=str(tmp_path / "j")), rank=0, max_gamma=2)
+    own = start_controller(NightjarConfig(policy="static:2", journal=str(tmp_path / "j")), rank=0, max_gamma=2)
     assert module.current() is own and own.gamma == 2 and own.planner is not None
-    follower = module.start(NightjarConfig(policy="nightjar"), rank=1, max_gamma=5)
+    follower = start_controller(NightjarConfig(policy="nightjar"), rank=1, max_gamma=5)
     assert follower.planner is None and follower.gamma == 3
 
 
 def test_a_step_the_policy_refuses_is_counted_and_does_no_harm() -> None:
     own = make(0)
     own.apply(own.propose(State(now_s=0.0, batch_size=4)))
-    own.finished(replace(decode_step(own.gamma), seconds=1e9), StepFacts(own.gamma))
+    finish(own, replace(decode_step(own.gamma), seconds=1e9), StepFacts(own.gamma))
     assert own.report()["refused_steps"] == 1
-    own.finished(decode_step(own.gamma), StepFacts(own.gamma))
+    finish(own, decode_step(own.gamma), StepFacts(own.gamma))
     assert own.report()["refused_steps"] == 1
 
 
@@ -143,7 +175,7 @@ def test_a_fixed_policy_is_asked_once_unless_it_is_recorded(tmp_path: Path) -> N
         own.planner, own.constant = Planner(Fixed(3, 5)), 3
         assert own.wants_decision(4)
         own.apply(own.propose(State(now_s=0.0, batch_size=4)))
-        own.finished(decode_step(3), StepFacts(3))
+        finish(own, decode_step(3), StepFacts(3))
         assert own.wants_decision(4) == (journal is not None)
 
 
@@ -154,6 +186,6 @@ def test_switches_are_summed_up_in_the_log(caplog: pytest.LogCaptureFixture) -> 
         for _ in range(1000):
             clock[0] += 0.1
             own.apply(own.propose(State(now_s=clock[0], batch_size=4)))
-            own.finished(decode_step(own.gamma), StepFacts(own.gamma))
+            finish(own, decode_step(own.gamma), StepFacts(own.gamma))
     assert own.counters.switches > 50
     assert 1 <= len(caplog.messages) <= 100.0 / 30.0 + 1

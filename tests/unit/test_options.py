@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from sglang_nightjar import launch_server
@@ -13,7 +14,7 @@ from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.demo import smollm2
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.serving.options import complete_options
-from sglang_nightjar.serving.startup import check_ranges, server_options
+from sglang_nightjar.serving.startup import _settle_elastic, check_ranges, server_options
 
 
 def on_cpu(**options: Any) -> NightjarConfig:
@@ -91,11 +92,74 @@ def test_a_model_with_a_draft_speculates() -> None:
     assert complete_options(on_cpu(policy="static:2"), agreeing)["speculative_num_steps"] == 2
 
 
-def test_a_gpu_gets_a_fixed_gamma_for_now() -> None:
-    given = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
-    assert complete_options(NightjarConfig(platform="cuda"), given)["speculative_num_steps"] == 3
-    message = complaint(complete_options, NightjarConfig(platform="cuda", policy="nightjar"), given)
-    assert "nightjar runs on a CPU only so far; give static:N or off" in message
+def on_gpu(**options: Any) -> NightjarConfig:
+    return NightjarConfig(platform="cuda", **options)
+
+
+PAIR = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
+
+
+def test_a_gpu_gets_a_fixed_gamma_and_sglangs_worker_unless_more_is_asked_for() -> None:
+    assert complete_options(on_gpu(), PAIR)["speculative_num_steps"] == 3
+    assert complete_options(on_gpu(policy="static:2"), PAIR)["speculative_num_steps"] == 2
+    assert "disable_overlap_schedule" not in complete_options(on_gpu(policy="static:2"), PAIR)
+
+
+@pytest.mark.parametrize(
+    ("config", "steps"),
+    [
+        (on_gpu(policy="nightjar"), 5),
+        (on_gpu(policy="nightjar", max_gamma=2), 2),
+        (on_gpu(elastic="on"), 5),
+        (on_gpu(policy="static:2", elastic="on"), 2),
+    ],
+)
+def test_our_worker_on_a_gpu_has_room_for_every_gamma_and_runs_step_by_step(config: NightjarConfig, steps: int) -> None:
+    options = complete_options(config, PAIR)
+    assert (options["speculative_num_steps"], options["speculative_num_draft_tokens"]) == (steps, steps + 1)
+    assert options["disable_overlap_schedule"] is True
+    overlapping = msgspec.structs.replace(config, overlap="on")
+    for given in ((overlapping, PAIR), (config, {**PAIR, "disable_overlap_schedule": False})):
+        assert "overlap scheduling is not supported by Nightjar's own worker on a GPU" in complaint(
+            complete_options, *given
+        )
+
+
+def test_elastic_memory_on_a_gpu_only_where_it_is_insisted_on() -> None:
+    policy = on_gpu(policy="nightjar", overlap="off")
+    assert _settle_elastic(policy, PAIR, on_cpu=False).elastic == "off"
+    insisted = msgspec.structs.replace(policy, elastic="on")
+    assert _settle_elastic(insisted, PAIR, on_cpu=False).wants_elastic()
+    quantized = {**PAIR, "speculative_draft_model_quantization": "fp8"}
+    assert "cannot move a draft's fp8 weights on a GPU" in complaint(
+        lambda: _settle_elastic(insisted, quantized, on_cpu=False)
+    )
+    assert "moves a draft, and none is served" in complaint(lambda: _settle_elastic(insisted, {}, on_cpu=False))
+
+
+@pytest.mark.parametrize(
+    ("config", "given", "overlaps"),
+    [
+        (on_cpu(), {}, False),
+        (on_cpu(overlap="on"), {}, True),
+        (on_cpu(), {"disable_overlap_schedule": False}, True),  # a keyword of `Engine`; no flag says so
+        (on_cpu(overlap="off"), {"disable_overlap_schedule": True}, False),
+        (NightjarConfig(platform="cuda"), {}, True),
+        (NightjarConfig(platform="cuda"), {"disable_overlap_schedule": True}, False),
+        (NightjarConfig(platform="cuda", overlap="off"), {}, False),
+    ],
+)
+def test_overlap_is_off_on_a_cpu_unless_asked_for(
+    config: NightjarConfig, given: dict[str, Any], overlaps: bool
+) -> None:
+    options = complete_options(config, {"model_path": "/model", **given})
+    assert options.get("disable_overlap_schedule", "left out") == ("left out" if overlaps else True)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_memory_is_elastic_with_and_without_overlap(overlap: str) -> None:
+    assert _settle_elastic(on_cpu(overlap=overlap), PAIR, on_cpu=True).wants_elastic()
+    assert _settle_elastic(on_cpu(overlap=overlap, elastic="on"), PAIR, on_cpu=True).wants_elastic()
 
 
 def test_what_the_user_gave_is_kept() -> None:
@@ -129,6 +193,7 @@ PAIR = {"model_path": "/model", "speculative_draft_model_path": "/draft"}
         (on_cpu(policy="off"), PAIR, "never speculates; leave out --speculative-draft-model-path"),
         (on_cpu(policy="off"), {"model_path": "/m", "speculative_num_steps": 2}, "disagree; give one of them"),
         (on_cpu(policy="static:2"), {**PAIR, "speculative_num_steps": 3}, "disagree; give one of them"),
+        (on_cpu(overlap="on"), {**PAIR, "disable_overlap_schedule": True}, "disagree; give one of them"),
         (on_cpu(), {**PAIR, "speculative_num_steps": 0}, "choose 1 to --nightjar-max-gamma (5)"),
         (on_cpu(), {**PAIR, "speculative_num_steps": -2}, "--speculative-num-steps is -2"),
         (on_cpu(max_gamma=2), {**PAIR, "speculative_num_steps": 3}, "choose 1 to --nightjar-max-gamma (2)"),

@@ -63,6 +63,17 @@ def test_each_row_is_what_a_plain_decode_sees(name: str, committed: int) -> None
     assert torch.equal(actual, logits) == (name == "none" or (name == "min_new_tokens" and committed >= 8))
 
 
+@pytest.mark.parametrize("late", [1, 3])
+@pytest.mark.parametrize("name", PENALTIES)
+def test_tokens_not_appended_yet_count(name: str, late: int) -> None:
+    output, chain, logits = random_chain(7, committed=7)
+    expected, actual = logits.clone(), logits.clone()
+    apply_penalties(expected.unsqueeze(0), [make_request(output, **PENALTIES[name])], chain.unsqueeze(0))
+    behind = make_request(output[:-late], **PENALTIES[name])
+    apply_penalties(actual.unsqueeze(0), [behind], chain.unsqueeze(0), {behind.rid: output[-late:]})
+    assert torch.equal(actual, expected)
+
+
 def test_each_request_of_a_batch_has_its_own() -> None:
     chains = [random_chain(seed, committed=2 + seed) for seed in range(len(PENALTIES))]
     actual = torch.stack([logits for _, _, logits in chains])

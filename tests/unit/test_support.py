@@ -8,16 +8,16 @@ from sglang.srt.arg_groups.arg_utils import namespace_of
 from sglang.srt.server_args import ServerArgs
 
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.serving import support
+from sglang_nightjar.serving import support, support_gpu
 from sglang_nightjar.serving.support import refuse_unsupported
 
 NAMESPACES: dict[str, str] = namespace_of(ServerArgs)
 DRAFT = {"speculative_draft_model_path": "/draft", "speculative_algorithm": "STANDALONE"}
 
 
-def complaint(options: dict[str, Any], *, on_cpu: bool = True) -> str:
+def complaint(options: dict[str, Any], *, on_cpu: bool = True, own_worker: bool = False) -> str:
     with pytest.raises(UserError) as raised:
-        refuse_unsupported(options, on_cpu=on_cpu)
+        refuse_unsupported(options, on_cpu=on_cpu, own_worker=own_worker)
     return str(raised.value)
 
 
@@ -55,9 +55,8 @@ def complaint(options: dict[str, Any], *, on_cpu: bool = True) -> str:
         ({"device": "cuda"}, "--nightjar-platform cuda"),
         ({"attention_backend": "triton"}, "leave it out"),
         ({"sampling_backend": "flashinfer"}, "leave it out"),
-        ({"disable_overlap_schedule": False}, "step by step"),
         ({"enable_mixed_chunk": True}, "chunked prefill"),
-        ({"enable_two_batch_overlap": True}, "step by step"),
+        ({"enable_two_batch_overlap": True}, "two streams"),
         ({"enable_pdmux": True}, "one process"),
         ({"disaggregation_mode": "prefill"}, "one process"),
         ({"cpu_offload_gb": 4}, "memory already"),
@@ -106,6 +105,7 @@ def test_refused_on_a_cpu(options: dict[str, Any], instead: str) -> None:
         {"enable_return_hidden_states": True},
         {"enable_custom_logit_processor": True},
         {"disable_radix_cache": True, "radix_eviction_policy": "lfu"},
+        {"disable_overlap_schedule": True},
         {"schedule_policy": "lpm", "enable_metrics": True, "api_key": "secret", "log_level": "warning"},
         {"reasoning_parser": "qwen3", "grammar_backend": "xgrammar", "allow_auto_truncate": True},
     ],
@@ -119,7 +119,7 @@ def test_everything_at_sglangs_default_is_supported() -> None:
     defaults = {
         field.name: field.default
         for field in msgspec.structs.fields(ServerArgs)
-        if field.default is not msgspec.NODEFAULT and field.name != "disable_overlap_schedule"
+        if field.default is not msgspec.NODEFAULT
     }
     refuse_unsupported(defaults, on_cpu=True)
 
@@ -129,6 +129,46 @@ def test_a_gpu_keeps_sglangs_own_features_but_not_with_a_draft() -> None:
     refuse_unsupported(options, on_cpu=False)
     assert "chunked prefill" in complaint({**options, **DRAFT}, on_cpu=False)
     assert "kernels are a CPU's" in complaint({"quantization": "nightjar_w8"}, on_cpu=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "instead"),
+    [
+        ({"speculative_algorithm": "EAGLE3"}, "use STANDALONE"),
+        ({"attention_backend": "trtllm_mha", **DRAFT}, "fa3, flashinfer or triton"),
+        ({"speculative_draft_attention_backend": "fa4", **DRAFT}, "fa3, flashinfer or triton"),
+        ({"kv_cache_dtype": "fp8_e4m3", **DRAFT}, "the model's precision"),
+        ({"nnodes": 2, **DRAFT}, "on one machine"),
+        ({"pp_size": 2, **DRAFT}, "use --tp-size"),
+        ({"attn_dp_size": 2, **DRAFT}, "use --tp-size"),
+        ({"enable_lora": True, **DRAFT}, "merge the adapter"),
+        ({"enable_hierarchical_cache": True, **DRAFT}, "only tier"),
+        ({"enable_memory_saver": True, **DRAFT}, "has not been written for it"),
+        ({"enable_two_batch_overlap": True, **DRAFT}, "has not been written for it"),
+        ({"enable_torch_compile": True, **DRAFT}, "has not been written for it"),
+        ({"disaggregation_mode": "prefill", **DRAFT}, "one process"),
+        ({"quantization": "nightjar_w8", **DRAFT}, "kernels are a CPU's"),
+        ({"enable_mixed_chunk": True, **DRAFT}, "chunked prefill"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
+)
+def test_refused_on_a_gpu_with_our_worker(options: dict[str, Any], instead: str) -> None:
+    message = complaint(options, on_cpu=False, own_worker=True)
+    assert message.startswith(f"{support.flag(next(iter(options)))} ") and instead in message
+
+
+def test_supported_on_a_gpu_with_our_worker() -> None:
+    options = {
+        **DRAFT,
+        "dtype": "bfloat16",
+        "quantization": "fp8",
+        "tp_size": 2,
+        "page_size": 64,
+        "attention_backend": "fa3",
+        "cuda_graph_bs_decode": [1, 2, 4],
+        "mem_fraction_static": 0.7,
+    }
+    refuse_unsupported(options, on_cpu=False, own_worker=True)
 
 
 def test_an_option_sglang_does_not_know() -> None:
@@ -141,9 +181,9 @@ def test_every_namespace_of_sglang_is_decided_on() -> None:
 
 
 def test_every_name_in_the_tables_is_an_option_of_sglang() -> None:
-    rules = (*support._ON_CPU, *support._WITH_ANY_DRAFT, *support._ON_GPU)
+    rules = (*support._ON_CPU, *support._WITH_ANY_DRAFT, *support._ON_GPU, *support_gpu.WITH_OWN_WORKER)
     assert {rule.field for rule in rules} <= set(NAMESPACES)
-    for namespace, closed in support._CLOSED_ON_CPU.items():
+    for namespace, closed in (*support._CLOSED_ON_CPU.items(), *support_gpu.CLOSED_WITH_OWN_WORKER.items()):
         elsewhere = [name for name in closed.works.split() if NAMESPACES.get(name) != namespace]
         assert elsewhere == [], f"not in namespace {namespace}"
 
