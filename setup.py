@@ -15,7 +15,10 @@ setup(
     package_data={"sglang_nightjar.simulate": ["scenarios/*.json"]},
     # torch, numba, numpy, msgspec, zmq and the rest come with, and at the versions of, this SGLang.
     install_requires=["sglang==0.5.23"],
-    extras_require={"dev": ["hypothesis", "mypy", "pytest", "pytest-timeout", "ruff"], "plot": ["matplotlib"]},
+    extras_require={
+        "dev": ["hypothesis", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff"],
+        "plot": ["matplotlib"],
+    },
     entry_points={
         # Both do nothing in a process that was not started for Nightjar.
         "sglang.srt.plugins": ["nightjar = sglang_nightjar.plugin:load"],

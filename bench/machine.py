@@ -1,25 +1,21 @@
-"""What a benchmark says about where and on what it ran."""
+"""Where and on what a benchmark runs: `machine` for the benchmarks.
 
-import os
-import subprocess
-import time
+    scripts/python bench/machine.py > paper.about.json
+
+prints it. With commit and command put right by hand, such a file tells `bench/report.py` about a `paper.json` of
+an earlier version, which did not say so itself.
+"""
+
+import json
+import sys
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+if __name__ == "__main__":  # run as a script: `platform.py` here would shadow the standard library's
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from sglang_nightjar.observe.machine import machine  # noqa: E402
 
-def machine() -> dict[str, Any]:
-    """CPU, usable cores, commit and date."""
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    cpu = [
-        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
-    ]
-    return {
-        "cpu": cpu[0] if cpu else "unknown",
-        "cores": len(os.sched_getaffinity(0)),
-        "commit": commit.stdout.strip(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
+__all__ = ["machine"]
+
+if __name__ == "__main__":
+    print(json.dumps(machine(), indent=2))

@@ -24,6 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 # In place of this script's folder, where this file would shadow the standard library's `platform`.
 sys.path[0] = str(ROOT / "tests")
 sys.path.append(str(ROOT / "bench"))
+import away  # noqa: E402
+from evidence.parts import linears, servers  # noqa: E402
 from machine import machine  # noqa: E402
 from serving import Server, serve_all  # noqa: E402
 
@@ -32,7 +34,7 @@ CONCURRENCIES = (1, 8, 32)
 POOL = ("--max-total-tokens", 6144)  # enough for 32 requests; four servers share the memory
 ARM_WORDS: dict[str, tuple[str, ...]] = {
     "off": ("--nightjar-policy", "off"),
-    "away": ("--nightjar-policy", "static:3", "--nightjar-elastic", "on"),
+    "away": away.WORDS,
 }
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 # Outputs x inputs of one layer of SmolLM2-135M (30 of them), and of its head.
@@ -117,7 +119,7 @@ def bench_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
         for name, server in arms.items():
             load(server, prompts[:8], 8, 8)
             if name == "away":
-                server.post("/nightjar/evict", {})
+                away.send_away(server)
         samples: dict[tuple[int, str], list[dict[str, float]]] = {}
         for repeat in range(options.repeats):
             for concurrency in options.concurrencies:
@@ -127,6 +129,8 @@ def bench_servers(options: argparse.Namespace) -> list[dict[str, Any]]:
                     sample = load(server, chosen, concurrency, options.max_tokens)
                     samples.setdefault((concurrency, name), []).append(sample)
                     progress(f"repeat {repeat + 1}, concurrency {concurrency}, gamma {name}: {sample}")
+        if "away" in arms:
+            away.require_away(arms["away"])
     table = []
     for (concurrency, name), taken in samples.items():
         plain = [sample["tokens_per_s"] for sample in samples[concurrency, names[0]]]
@@ -168,41 +172,12 @@ def prompt_lines() -> list[str]:
 def report(result: dict[str, Any]) -> str:
     """The figures as Markdown tables."""
     about = result["machine"]
-    lines = [f"{about['cpu']}, {about['cores']} cores, {about['date']}, commit {about['commit']}", ""]
+    found = [f"{about['cpu']}, {about['cores']} cores, {about['date']}, commit {about['commit']}"]
     if "linear" in result:
-        lines += [
-            "| rows | plain ms | prepacked ms | int8 ms | plain / prepacked |",
-            "| ---: | ---: | ---: | ---: | ---: |",
-        ]
-        lines += [
-            f"| {row['rows']} | {row['plain_ms']:.1f} | {row['packed_ms']:.1f} | {row['int8_ms']:.1f} "
-            f"| {row['packed_speedup']:.2f} |"
-            for row in result["linear"]
-        ]
-        lines.append("")
+        found.append(linears(result))
     if "servers" in result:
-        lines += [
-            "| concurrency | gamma | tokens/s | accept length | against the first |",
-            "| ---: | ---: | ---: | ---: | ---: |",
-        ]
-        lines += [
-            f"| {row['concurrency']} | {row['gamma']} | {row['tokens_per_s']:.1f} | {row['accept_length']:.2f} "
-            f"| {row['speedup']:.2f} |"
-            for row in result["servers"]
-        ]
-        lines += ["", crossover(result["servers"])]
-    return "\n".join(lines)
-
-
-def crossover(table: list[dict[str, Any]]) -> str:
-    """The sentence this project exists for: where speculation stops paying."""
-    best = {
-        concurrency: max(
-            (row for row in table if row["concurrency"] == concurrency), key=lambda row: row["tokens_per_s"]
-        )
-        for concurrency in dict.fromkeys(row["concurrency"] for row in table)
-    }
-    return "Fastest gamma: " + ", ".join(f"{row['gamma']} at concurrency {c}" for c, row in best.items()) + "."
+        found.append(servers(result))
+    return "\n\n".join(found)
 
 
 def progress(message: str) -> None:

@@ -26,6 +26,7 @@ sys.path[0] = str(ROOT / "tests")
 sys.path.insert(1, str(ROOT))
 sys.path.append(str(ROOT / "bench"))  # last: platform.py there would hide the standard library's
 from baseline_world import World  # noqa: E402
+from evidence.parts import deciding  # noqa: E402
 from machine import machine  # noqa: E402
 
 from sglang_nightjar.policy.base import Observation, State  # noqa: E402
@@ -105,18 +106,8 @@ def catch_up(seen: Observation, lag: int) -> Observation:
 def report(result: dict[str, Any]) -> str:
     """The figures as a Markdown table."""
     about = result["machine"]
-    lines = [
-        f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}, {about['date']}, commit {about['commit']}; "
-        f"{result['steps']} steps, gamma up to {result['max_gamma']}; microseconds",
-        "",
-        "| policy | decide median | p99 | observe median | p99 | both median | p99 | first 500 median | p99 |",
-        "| :--- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    keys = [f"{part}_{figure}_us" for part in ("decide", "observe", "both", "early") for figure in ("median", "p99")]
-    lines += [
-        f"| {row['policy']} | " + " | ".join(f"{row[key]:.1f}" for key in keys) + " |" for row in result["policies"]
-    ]
-    return "\n".join(lines)
+    where = f"{about['cpu']}, {about['cores']} cores, load {about['load']:.1f}, {about['date']}"
+    return f"{where}, commit {about['commit']}\n\n{deciding(result)}"
 
 
 if __name__ == "__main__":

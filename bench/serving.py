@@ -1,273 +1,223 @@
-"""Policies under load, on real servers: throughput, latency, accept length, gamma over time.
+"""Policies under load, through HTTP: throughput, latency, goodput, accept length, memory, gamma over time.
 
     scripts/python bench/serving.py --json serving.json --plot serving.png
-    scripts/python bench/serving.py --policies off,static:3,nightjar --loads c1,c16,ramp --repeats 2
+    scripts/python bench/serving.py --emulate 4090-r1-qwen-7b --emulate-speed 0.1 --at-once 8 --json l2.json \\
+        --policies off,off+no-draft,static:3,nightjar+elastic:off,nightjar --loads c8,c32,c128,x0.7,ramp
 
-Every repeat starts a fresh server per policy, so that each learns from nothing, and takes the
-policies in another order. A policy may carry options: `nightjar+elastic:off` is nightjar with
-`--nightjar-elastic off`. The load comes from `sglang.bench_serving`. A load is a list of
-segments: `cN` keeps N requests in flight, `rR` sends R requests/s (Poisson), `ramp` and `bursts`
-follow one another's rates, `trace` replays the arrivals and lengths of `--trace FILE` (Azure's
-CSV format). Figures are medians over the repeats; compare them within one run only.
+Without `--emulate` the demo pair is served for real (evidence level L3); with it, a named set-up on an emulated device
+(L2, docs/emulation.md), and all times and rates, `--rate` and `--duration-s` too, are the device's.
+
+Every policy gets a server of its own, started for this run, so that each learns from nothing and keeps what it
+learns. `--at-once` servers run at a time; the others are stopped (SIGSTOP) and take turns load by load, in another
+order each time, so that what is compared ran within a minute or two on a machine whose speed drifts. On an emulated
+device that is much slower than real, many at once hardly meet: most of their time is waiting.
+
+A policy may carry options: `nightjar+elastic:off` is nightjar with `--nightjar-elastic off`. On an emulated device
+`off` has the KV slots that a loaded draft would leave it, and `off+no-draft` those of the whole memory.
+
+Loads: `loads.py`. The client is `sglang.bench_serving` (`client.py`). Figures are medians over the repeats; compare
+them within one run only. The policies' answers are compared request by request, and those that
+differ are counted.
 """
 
 import argparse
-import contextlib
-import csv
 import json
-import multiprocessing
 import os
-import runpy
 import shlex
-import shutil
-import statistics
 import sys
 import tempfile
-import time
-from datetime import datetime
+from contextlib import ExitStack
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT / "tests")
-from serving import Server, serve  # noqa: E402
-from workload import nightjar  # noqa: E402
-
 sys.path.append(str(ROOT / "bench"))
-from journals import moves, timeline  # noqa: E402
+import emulated  # noqa: E402
+from client import Run  # noqa: E402
+from contenders import Contender, running, start  # noqa: E402
+from loads import SATURATION, Rules, at_least, draw, read_lengths  # noqa: E402
+from machine import machine  # noqa: E402
+from prompts import TEMPLATE, write_random, write_real  # noqa: E402
+from serving_report import moves_table, plot, summary  # noqa: E402
+from simulated import simulate  # noqa: E402
+from timeline import draw as draw_run  # noqa: E402
 
-from sglang_nightjar.observe.journal import read_journal  # noqa: E402
+from sglang_nightjar.emulate.set_up import Emulated, find_emulated  # noqa: E402
+from sglang_nightjar.simulate.metrics import Metrics, Slo  # noqa: E402
+from sglang_nightjar.simulate.workload import Fixed, Work  # noqa: E402
 
 POLICIES = "off,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar"
 LOADS = "c1,c4,c16,c48,ramp"
-METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
-           "p99_itl_ms", "mean_e2e_latency_ms", "p99_e2e_latency_ms", "request_goodput")  # fmt: skip
-RAMP = (0.25, 0.75, 1.5, 0.75, 0.25)  # of --rate, a segment each
-BURSTS = (0.25, 2.0, 0.25, 2.0, 0.25)
-WORDS = ("--max-total-tokens", 16384)
+EMULATED_POLICIES = (
+    "off,off+no-draft,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,paper,nightjar+elastic:off,nightjar"
+)
+EMULATED_LOADS = "c1,c8,c32,c128,x0.5,x1.0,ramp,bursts"
+# `throughput` and `goodput` are of the time while requests came, the others with `_` of the whole run.
+METRICS = ("throughput", "window_s", "goodput", "slo_attainment", "output_throughput", "request_goodput")
+METRICS += tuple(f"{middle}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2e_latency")
+                 for middle in ("mean", "median", "p99"))  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
-    parser.add_argument("--plot", type=Path, help="PNG of throughput by load, and gamma over time (needs matplotlib)")
-    parser.add_argument("--policies", default=POLICIES)
-    parser.add_argument("--loads", default=LOADS)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens generated per request")
-    parser.add_argument("--rate", type=float, default=1.0, help="requests/s that `ramp` and `bursts` multiply")
-    parser.add_argument("--segment-s", type=float, default=30.0, help="length of a segment, s")
-    parser.add_argument("--dataset", type=Path, help="prompts: SpecBench JSONL or one prompt per line (default: ours)")
-    parser.add_argument("--trace", type=Path, help="Azure trace for the load `trace`")
-    parser.add_argument("--journals", type=Path, help="folder to keep the servers' journals in")
-    parser.add_argument("--slo", nargs="*", default=["ttft:2000", "tpot:400"], help="for goodput, ms")
-    parser.add_argument("--server-arguments", type=shlex.split, default=[], help="more of the server's own, in quotes")
-    options = parser.parse_args()
-
+    options = arguments()
     os.environ["HF_HUB_OFFLINE"] = "1"  # it would look the served name up on the hub; read when it is imported
     import sglang.bench_serving  # noqa: F401  # once, for all the forks that run it
 
-    policies = options.policies.split(",")
+    loads = options.loads.split(",")
+    rules = {load: rules_of(load, options) for load in loads}
+    for load in loads:
+        draw(load, rules[load])  # a mistake in a name is found now
     samples: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory(prefix="nightjar-bench-") as folder:
-        prompts = write_prompts(options.dataset, Path(folder))
-        for repeat in range(options.repeats):
-            order = policies[repeat % len(policies) :] + policies[: repeat % len(policies)]
-            for policy in order:
-                journal = Path(folder) / f"journal-{repeat}-{policy.replace(':', '-')}"
-                name, *settings = policy.split("+")
-                words = ["--nightjar-policy", name, *WORDS, *options.server_arguments]
-                for setting in settings:
-                    option, _, value = setting.partition(":")
-                    words += [f"--nightjar-{option}", value]
-                if policy != "off":
-                    words += ["--nightjar-journal", journal]
-                with serve(*words) as server:
-                    server.generate("Warm up.", max_new_tokens=8)
-                    for load in options.loads.split(","):
-                        samples.append(run_load(server, policy, load, repeat, prompts, options, Path(folder)))
-                        print(f"[bench] {samples[-1]}", file=sys.stderr, flush=True)
-                    samples[-1]["retractions"] = server.log.read_text(errors="replace").count("Retract requests")
-                records = read_journal(journal) if journal.exists() else []
-                samples[-1] |= {"timeline": timeline(records), "moves": moves(records)}
-                if options.journals and journal.exists():
-                    shutil.copy(journal, options.journals)
-                options.json.write_text(json.dumps({"options": vars(options), "samples": samples}, default=str) + "\n")
-    table = summary(samples)
-    print(table)
+    told = {**vars(options), "set_up": options.emulate, "speed": options.emulate_speed}
+    result: dict[str, Any] = {"level": "L2" if options.emulate else "L3", "options": told}
+    result |= {"machine": machine(), "samples": samples}
+    with tempfile.TemporaryDirectory(prefix="nightjar-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        contenders = start(options.policies.split(","), stack, folder, options)
+        for turn, (repeat, load) in enumerate(product(range(options.repeats), loads)):
+            first = turn % len(contenders)
+            order = contenders[first:] + contenders[:first]
+            for start_at in range(0, len(order), options.at_once):
+                group = order[start_at : start_at + options.at_once]
+                samples += measure(group, load, repeat, rules[load], folder, options)
+                options.json.write_text(json.dumps(result, default=str) + "\n")
+        result["servers"] = {each.policy: each.whole_run(options.journals) for each in contenders}
+    if options.emulate:
+        add_simulated(samples, rules, options)
+    options.json.write_text(json.dumps(result, default=str) + "\n")
+    print(summary(samples))
+    print(moves_table({policy: known["moves"] for policy, known in result["servers"].items()}))
     if options.plot:
-        plot(samples, options.plot)
+        plot(result, options.plot)
+        for policy, known in result["servers"].items():
+            if known["timeline"]:
+                draw_run(
+                    known["timeline"], known["moves"], options.plot.with_stem(f"{options.plot.stem}-{policy}"), policy
+                )
 
 
-def segments(load: str, options: argparse.Namespace) -> list[dict[str, float]]:
-    """Each segment's requests in flight or rate, and number of requests."""
-    if load[0] == "c" and load[1:].isdigit():
-        count = int(load[1:])
-        return [{"concurrency": count, "requests": max(6, count * 3 // 2)}]
-    rates = {"ramp": RAMP, "bursts": BURSTS}.get(load)
-    if rates is None:
-        rates = (float(load.removeprefix("r")) / options.rate,)
-    return [
-        {"rate": share * options.rate, "requests": max(2, round(share * options.rate * options.segment_s))}
-        for share in rates
-    ]
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True, help="where to write the figures")
+    parser.add_argument("--plot", type=Path, help="PNG of throughput by load; one more per server, over time")
+    parser.add_argument("--policies")
+    parser.add_argument("--loads")
+    parser.add_argument("--repeats", type=int, help="default: 3, or 1 with --emulate")
+    parser.add_argument("--emulate", default="", help="set-up to emulate, as --nightjar-emulate")
+    parser.add_argument("--emulate-speed", type=float, default=0.1, help="emulated seconds per second (default: 0.1)")
+    parser.add_argument("--acceptance", default="", help="as --nightjar-emulate-acceptance (default: the set-up's own)")
+    parser.add_argument("--at-once", type=int, default=1, help="servers that run at a time")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens a real model generates per request")
+    parser.add_argument("--lengths", default="sharegpt", help="of an emulated model's requests (`loads.py`)")
+    parser.add_argument("--requests", type=int, default=0, help="of a closed loop (default: 6 * clients ** 0.75)")
+    parser.add_argument("--rate", type=float, help="requests/s that xS, ramp, bursts and trace multiply (default: what "
+                        "the set-up can serve at most, by the simulator; 1 for the demo pair)")  # fmt: skip
+    parser.add_argument("--duration-s", type=float, help="of an open loop (default: 150, or 60 with --emulate)")
+    parser.add_argument("--dataset", type=Path, help="prompts: SpecBench JSONL or one prompt per line (default: ours)")
+    parser.add_argument("--trace", help="file for the load `trace`")
+    parser.add_argument("--journals", type=Path, help="folder to keep the servers' journals in")
+    parser.add_argument("--slo", nargs=2, type=float, metavar=("TTFT_MS", "TPOT_MS"),
+                        help="for goodput (default: 2000 400, or the set-up's own)")  # fmt: skip
+    parser.add_argument("--server-arguments", type=shlex.split, default=[], help="more of the server's own, in quotes")
+    options = parser.parse_args()
+    options.policies = options.policies or (EMULATED_POLICIES if options.emulate else POLICIES)
+    options.loads = options.loads or (EMULATED_LOADS if options.emulate else LOADS)
+    options.repeats = options.repeats or (1 if options.emulate else 3)
+    options.rate = options.rate or SATURATION.get(options.emulate, 1.0)
+    options.duration_s = options.duration_s or (60.0 if options.emulate else 150.0)
+    options.acceptance = options.acceptance or emulated.usual_acceptance(options.emulate)
+    if not options.emulate:
+        options.emulate_speed = 1.0
+    return options
 
 
-def run_load(
-    server: Server, policy: str, load: str, repeat: int, prompts: Path, options: argparse.Namespace, folder: Path
-) -> dict[str, Any]:
-    """One policy under one load: each metric, weighted by the segments' requests."""
-    before = nightjar(server) if policy != "off" else None
-    results = []
-    if load == "trace":
-        results.append(bench(server, ["--dataset-name", "mooncake", "--dataset-path", write_trace(options, folder),
-                                      "--use-trace-timestamps"], 64, options, folder))  # fmt: skip
+def rules_of(load: str, options: argparse.Namespace) -> Rules:
+    lengths = read_lengths(options.lengths) if options.emulate else Fixed(1, options.max_tokens)
+    return Rules(options.rate, options.duration_s, lengths, options.requests, options.trace)
+
+
+def slo_of(options: argparse.Namespace) -> Slo:
+    if options.slo:
+        return Slo(options.slo[0] / 1e3, options.slo[1] / 1e3)
+    return emulated.slo(find_emulated(options.emulate)) if options.emulate else Slo(2.0, 0.4)
+
+
+def requests_of(load: str, rules: Rules, repeat: int, options: argparse.Namespace) -> Work:
+    work = draw(load, rules, repeat)
+    return at_least(work, TEMPLATE + 1) if options.emulate else work
+
+
+def measure(
+    group: list[Contender], load: str, repeat: int, rules: Rules, folder: Path, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One load, sent to all of `group` at the same time; a sample of each."""
+    work = requests_of(load, rules, repeat, options)
+    path = folder / "requests.jsonl"
+    if options.emulate:
+        write_random(work, path, repeat)
     else:
-        for number, segment in enumerate(segments(load, options)):
-            words: list[Any] = ["--dataset-name", "custom", "--dataset-path", prompts, "--apply-chat-template"]
-            words += ["--sharegpt-output-len", options.max_tokens, "--seed", 100 * repeat + number]
-            if "concurrency" in segment:
-                words += ["--max-concurrency", int(segment["concurrency"])]
-            else:
-                words += ["--request-rate", segment["rate"]]
-            results.append(bench(server, words, int(segment["requests"]), options, folder))
-    total = sum(result["completed"] for result in results)
-    merged = {
-        name: sum(result[name] * result["completed"] for result in results) / total
-        for name in METRICS
-        if all(name in result for result in results)
+        write_real(work, path, repeat, options.dataset, exact=load == "trace")
+    with running(group):
+        trips = trips_s(group, load, options)
+        before = [each.read() for each in group]
+        runs = [
+            Run(each.server, path, work, speed=options.emulate_speed, slo=slo_of(options), folder=folder,
+                name=f"client-{number}")
+            for number, each in enumerate(group)
+        ]  # fmt: skip
+        results = [run.result() for run in runs]
+        after = [each.read() for each in group]
+    samples = []
+    for each, result, trip_s, *readings in zip(group, results, trips, before, after, strict=True):
+        sample = {"policy": each.policy, "load": load, "repeat": repeat, "requests": result["completed"]}
+        sample |= {"seconds": result["duration"]} | {name: result[name] for name in METRICS}
+        sample |= each.between(*readings)
+        if options.emulate:
+            spent = emulated.shares(readings[0].state, readings[1].state, options.emulate_speed)
+            idle_s = trip_s * result["completed"] if load == "c1" else 0.0  # a single client's server waits for it
+            sample |= spent.report(result["duration"] - idle_s, options.emulate_speed)
+            sample["turnaround_ms"] = trip_s * 1e3
+        print(f"[bench] {sample}", file=sys.stderr, flush=True)
+        samples.append({**sample, "answers": result["answers"]})
+    return samples
+
+
+def trips_s(group: list[Contender], load: str, options: argparse.Namespace) -> list[float]:
+    """Of each server a client's turnaround, emulated s, where the load is a closed loop on an emulated device."""
+    if not options.emulate or draw(load, rules_of(load, options)).concurrency is None:
+        return [0.0] * len(group)
+    return [emulated.turnaround_s(each.server, options.emulate_speed) for each in group]
+
+
+def add_simulated(samples: list[dict[str, Any]], rules: dict[str, Rules], options: argparse.Namespace) -> None:
+    """Beside each sample what the simulator makes of the same requests: `L1`; and of a closed loop, whose server is
+    never idle, with the scheduler's and the clients' time as measured: `L1*`."""
+    found: Emulated = find_emulated(options.emulate)
+    acceptance, slo = emulated.read(options.acceptance), slo_of(options)
+    for sample in samples:
+        work = requests_of(sample["load"], rules[sample["load"]], sample["repeat"], options)
+        policy = sample["policy"]
+        sample["L1"] = figures(simulate(found.forwards.cost, policy, work, acceptance, slo))
+        if work.concurrency is not None:
+            cost = emulated.with_scheduler(found, sample["scheduler_ms"] / 1e3 * options.emulate_speed)
+            trip_s = sample["turnaround_ms"] / 1e3
+            sample["L1*"] = figures(simulate(cost, policy, work, acceptance, slo, turnaround_s=trip_s))
+
+
+def figures(metrics: Metrics) -> dict[str, float]:
+    """The simulator's, under the names of a sample's."""
+    return {
+        "throughput": metrics.throughput,
+        "goodput": metrics.goodput,
+        "output_throughput": metrics.makespan_throughput,
+        "mean_ttft_ms": metrics.ttft.mean * 1e3,
+        "mean_tpot_ms": metrics.tpot.mean * 1e3,
+        "mean_e2e_latency_ms": metrics.e2e.mean * 1e3,
+        "mean_gamma": metrics.mean_gamma,
+        "evictions": metrics.evictions,
     }
-    seconds = sum(result["duration"] for result in results)
-    merged["output_throughput"] = sum(result["total_output_tokens"] for result in results) / seconds
-    sample: dict[str, Any] = {"policy": policy, "load": load, "repeat": repeat, "seconds": seconds, **merged}
-    if before is not None:
-        after = nightjar(server)
-        sample["accept_length"] = after["accept_length"]
-        sample["steps_by_gamma"] = [
-            b - a for a, b in zip(before["steps_by_gamma"], after["steps_by_gamma"], strict=True)
-        ]
-        sample["switches"] = after["switches"] - before["switches"]
-    return sample
-
-
-def bench(server: Server, words: list[Any], requests: int, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """One call of `sglang.bench_serving`; its JSON line."""
-    output, log = folder / "bench.jsonl", folder / "bench.log"
-    output.unlink(missing_ok=True)
-    port = server.url.rsplit(":", 1)[1]
-    tokenizer = server.get("/model_info")["tokenizer_path"]
-    command = ["bench_serving", "--backend", "sglang-oai-chat", "--host", "127.0.0.1", "--port", port,
-               "--tokenizer", tokenizer, "--num-prompts", str(requests), "--output-file", str(output),
-               "--disable-tqdm", "--warmup-requests", "0", "--flush-cache",
-               "--goodput", *options.slo, *map(str, words)]  # fmt: skip
-    # A fork of this process, which has imported it all: each start would cost more than many a load.
-    child = multiprocessing.get_context("fork").Process(target=run_bench_serving, args=(command, log))
-    child.start()
-    child.join()
-    if child.exitcode != 0 or not output.exists():
-        raise SystemExit(f"bench_serving failed:\n{log.read_text()[-3000:]}")
-    result: dict[str, Any] = json.loads(output.read_text().splitlines()[-1])
-    if result["completed"] != requests:
-        raise SystemExit(f"{result['completed']} of {requests} requests were answered; see {server.log}")
-    return result
-
-
-def run_bench_serving(command: list[str], log: Path) -> None:
-    """`python -m sglang.bench_serving` in this process."""
-    sys.argv = command
-    with log.open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        runpy.run_module("sglang.bench_serving", run_name="__main__", alter_sys=True)
-
-
-def write_prompts(dataset: Path | None, folder: Path) -> Path:
-    """Conversations in the form `bench_serving` reads: our own prompts, SpecBench's first turns, or lines."""
-    source = dataset or ROOT / "bench" / "prompts.txt"
-    prompts = []
-    for line in source.read_text().splitlines():
-        prompts.append(json.loads(line)["turns"][0] if source.suffix == ".jsonl" else line)
-    path = folder / "prompts.jsonl"
-    with path.open("w") as file:
-        for prompt in prompts * (1 + 400 // len(prompts)):
-            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": "x"}]
-            file.write(json.dumps({"conversations": turns}) + "\n")
-    return path
-
-
-def write_trace(options: argparse.Namespace, folder: Path) -> Path:
-    """The first minutes of an Azure trace as Mooncake JSONL: time in ms, lengths divided by 8 to fit the demo."""
-    if options.trace is None:
-        raise SystemExit("the load `trace` needs --trace FILE")
-    path = folder / "trace.jsonl"
-    with options.trace.open() as file, path.open("w") as out:
-        first = None
-        for number, row in enumerate(csv.DictReader(file)):
-            at = datetime.fromisoformat(row["TIMESTAMP"][:26])
-            first = first or at
-            milliseconds = (at - first).total_seconds() * 1e3
-            if number >= 64:
-                break
-            lengths = {"input_length": max(1, int(row["ContextTokens"]) // 8)}
-            lengths["output_length"] = max(2, int(row["GeneratedTokens"]) // 8)
-            out.write(json.dumps({"timestamp": milliseconds, "hash_ids": [number], **lengths}) + "\n")
-    return path
-
-
-def summary(samples: list[dict[str, Any]]) -> str:
-    """Medians over the repeats as Markdown, one table per load."""
-    lines = [time.strftime("%Y-%m-%d")]
-    for load in dict.fromkeys(sample["load"] for sample in samples):
-        heads = ("policy", "tokens/s", "TTFT ms", "p99", "TPOT ms", "p99", "E2E ms", "p99", "accept length")
-        lines += ["", f"**{load}**", "", "| " + " | ".join((*heads, "steps by gamma", "switches")) + " |"]
-        lines.append("| :-- |" + " ---: |" * 8 + " :-- | ---: |")
-        for policy in dict.fromkeys(sample["policy"] for sample in samples):
-            own = [sample for sample in samples if (sample["load"], sample["policy"]) == (load, policy)]
-            if not own:
-                continue
-
-            def middle(name: str, own: list[dict[str, Any]] = own) -> str:
-                values = [sample[name] for sample in own if sample.get(name) is not None]
-                return f"{statistics.median(values):.1f}" if values else ""
-
-            names = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms",
-                     "mean_e2e_latency_ms", "p99_e2e_latency_ms", "accept_length")  # fmt: skip
-            steps = " ".join(map(str, own[-1].get("steps_by_gamma", [])))
-            cells = " | ".join(middle(name) for name in names)
-            lines.append(f"| {policy} | {cells} | {steps} | {middle('switches')} |")
-    return "\n".join(lines)
-
-
-def plot(samples: list[dict[str, Any]], path: Path) -> None:
-    """Throughput by load and policy; below, batch, gamma and pool over time of the last run that has a journal."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (top, middle, bottom) = pyplot.subplots(3, 1, figsize=(9, 10))
-    loads = list(dict.fromkeys(sample["load"] for sample in samples))
-    for policy in dict.fromkeys(sample["policy"] for sample in samples):
-        values = [
-            statistics.median(s["output_throughput"] for s in samples if (s["policy"], s["load"]) == (policy, load))
-            for load in loads
-        ]
-        top.plot(loads, values, marker="o", label=policy)
-    top.set_ylabel("output tokens/s")
-    top.legend(fontsize="small")
-    timed = [sample for sample in samples if sample.get("timeline")]
-    if timed:
-        times, batches, gammas, slots, residencies = zip(*timed[-1]["timeline"], strict=True)
-        seconds = [at - times[0] for at in times]
-        middle.plot(seconds, batches, label="batch size")
-        middle.step(seconds, gammas, label="gamma")
-        bottom.plot(seconds, slots, label="KV slots")
-        away = bottom.twinx()
-        away.step(seconds, residencies, color="tab:red", label="residency")
-        away.set_yticks(range(4), ["resident", "evicting", "evicted", "reloading"])
-        bottom.set_xlabel(f"s ({timed[-1]['policy']})")
-        middle.legend()
-        bottom.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=80)
 
 
 if __name__ == "__main__":
