@@ -202,13 +202,19 @@ def moving(server: Server) -> Iterator[None]:
 
 def test_requests_retracted_while_the_draft_moves(server: Server, servers: Servers) -> None:
     rng = random.Random(7)
-    work = [Request(random_tokens(rng, rng.randrange(1, 40)), 150) for _ in range(32)]
+    # Requests that may end early: SGLang admits more of those than there is room for.
+    work = [Request(random_tokens(rng, rng.randrange(1, 40)), 240, stops=True) for _ in range(32)]
     expected = output(run_all(servers.plain, work))
     before = memory(server)["evictions"]
-    with moving(server):
-        answers = run_all(server, work, at_once=32)
-    assert output(answers) == expected
-    assert sum(answer["meta_info"]["num_retractions"] for answer in answers) > 0, "the pool was large enough"
+    retracted = 0
+    for _ in range(5):  # how large the pool is when it fills is chance
+        with moving(server):
+            answers = run_all(server, work, at_once=32)
+        assert output(answers) == expected
+        retracted += sum(answer["meta_info"]["num_retractions"] for answer in answers)
+        if retracted > 0 and memory(server)["evictions"] > before + 1:
+            break
+    assert retracted > 0, "the pool was large enough"
     assert memory(server)["evictions"] > before + 1
     assert nightjar(server)["rejected_drafts"] == 0
 
