@@ -37,11 +37,21 @@ class Run:
         work: those requests' arrivals, or how many clients send them one after the other. In emulated seconds.
         speed: emulated seconds per second.
         slo: of a request to count for goodput.
+        may_end: at the model's end token; SGLang then admits more requests than there may be room for.
         folder, name: where its files are kept, and how they are called.
     """
 
     def __init__(
-        self, server: Server, requests: Path, work: Work, *, speed: float, slo: Slo, folder: Path, name: str
+        self,
+        server: Server,
+        requests: Path,
+        work: Work,
+        *,
+        speed: float,
+        slo: Slo,
+        folder: Path,
+        name: str,
+        may_end: bool = False,
     ) -> None:
         self._server, self._count, self._speed, self._clients = server, len(work.prompt), speed, work.concurrency
         self._output, self._log, self._times = (folder / f"{name}.{end}" for end in ("jsonl", "log", "times"))
@@ -52,6 +62,8 @@ class Run:
         words += ["--dataset-name", "openai", "--dataset-path", requests, "--num-prompts", self._count]
         words += ["--output-file", self._output, "--output-details", "--disable-tqdm", "--warmup-requests", 0]
         words += ["--flush-cache", "--goodput", *limits]
+        if may_end:
+            words.append("--disable-ignore-eos")
         if work.concurrency is not None:
             words += ["--max-concurrency", work.concurrency]
         arrivals = None if work.concurrency is not None else [at_s / speed for at_s in work.arrival_s.tolist()]

@@ -120,6 +120,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--journals", type=Path, help="folder to keep the servers' journals in")
     parser.add_argument("--slo", nargs=2, type=float, metavar=("TTFT_MS", "TPOT_MS"),
                         help="for goodput (default: 2000 400, or the set-up's own)")  # fmt: skip
+    parser.add_argument("--may-end", action="store_true", help="requests end at the end token, as most clients' do, "
+                        "not only at their length: SGLang then admits more than there may be room for")  # fmt: skip
     parser.add_argument("--server-arguments", type=shlex.split, default=[], help="more of the server's own, in quotes")
     options = parser.parse_args()
     options.policies = options.policies or (EMULATED_POLICIES if options.emulate else POLICIES)
@@ -164,7 +166,7 @@ def measure(
         before = [each.read() for each in group]
         runs = [
             Run(each.server, path, work, speed=options.emulate_speed, slo=slo_of(options), folder=folder,
-                name=f"client-{number}")
+                name=f"client-{number}", may_end=options.may_end)
             for number, each in enumerate(group)
         ]  # fmt: skip
         results = [run.result() for run in runs]

@@ -17,7 +17,7 @@ import random
 from typing import Any
 
 from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
-from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, check_observation
+from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
 from sglang_nightjar.policy.nightjar_settings import NightjarSettings
 from sglang_nightjar.policy.random_state import load_random, save_random
 from sglang_nightjar.policy.schedule import BinSchedule
@@ -259,16 +259,12 @@ class NightjarPolicy:
         batch = seen.batch_size
         if batch == 0:
             return
-        drafted = batch if seen.drafted < 0 else seen.drafted
         if seen.catchup_tokens > 0 and seen.catchup_seconds > 0.0:
             self.switch_cost.observe(seen.catchup_tokens / batch, batch, seen.catchup_seconds)
         if seen.gamma > 0 and self.acceptance.observe(seen.gamma, drafting_requests(seen)):
             self._contexts.clear()  # a new regime: every context starts over
             self._confirmed = 0
-        whole = seen.gamma == 0 or drafted == batch  # else the step was part plain, part speculative
-        seconds = seen.seconds - seen.catchup_seconds
-        if whole and seen.prefill_tokens == 0 and seconds >= LEAST_SECONDS:
-            self.step_time.observe(seen.gamma, batch, seen.kv_tokens, seconds, seen.draft_seconds)
+        self.step_time.learn(seen)
 
     def verify_budget(self) -> int | None:
         return None

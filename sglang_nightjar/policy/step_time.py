@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sglang_nightjar.policy.base import LEAST_SECONDS, Observation
+
 _KNEES = (16, 32, 64, 128, 256, 512)  # tokens
 _Floats = npt.NDArray[np.float64]
 
@@ -38,6 +40,13 @@ _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as
 _TRUST = 30  # steps before hiccups are told from learning
 
 
+def tells_step_time(seen: Observation) -> bool:
+    """Whether a step was decoding alone and all of it at one gamma, so that its seconds are that cell's."""
+    whole = seen.gamma == 0 or seen.drafted < 0 or seen.drafted == seen.batch_size
+    decoded = seen.batch_size > 0 and seen.prefill_tokens == 0
+    return whole and decoded and seen.seconds - seen.catchup_seconds >= LEAST_SECONDS
+
+
 class StepTime:
     """Online estimate of step seconds; see the module's docstring."""
 
@@ -54,6 +63,12 @@ class StepTime:
         self._noise = 0.05  # typical relative deviation of a step from its cell
         self._line_errors: dict[int, float] = {}  # and of a cell from the regression, by the batch's bit length
         self._tried: tuple[set[int], set[int]] = (set(), set())  # bit lengths of batches seen while off, and on
+
+    def learn(self, seen: Observation) -> None:
+        """Learns one step, without its catch-up; one that `tells_step_time` says nothing of teaches nothing."""
+        if tells_step_time(seen):
+            seconds = seen.seconds - seen.catchup_seconds
+            self.observe(seen.gamma, seen.batch_size, seen.kv_tokens, seconds, seen.draft_seconds)
 
     def observe(self, gamma: int, batch_size: int, kv_tokens: int, seconds: float, draft_seconds: float = 0.0) -> None:
         """Learns one step without prefill. `draft_seconds`: the draft's part of it; 0 where it is not known."""

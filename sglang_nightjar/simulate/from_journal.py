@@ -13,9 +13,9 @@ from pathlib import Path
 
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.policy.base import Observation, Residency
-from sglang_nightjar.policy.step_time import StepTime
+from sglang_nightjar.policy.step_time import StepTime, tells_step_time
 from sglang_nightjar.simulate.measured import Measured
-from sglang_nightjar.simulate.replay import build, records_of, tells_step_time
+from sglang_nightjar.simulate.replay import build, records_of
 
 _PER_CELL = 64  # steps of one (batch size, gamma) that are looked at, so that common ones do not drown the rest
 _PASSES = 4  # times they are learned, in random order
@@ -38,7 +38,7 @@ def measure(paths: Sequence[Path], name: str) -> Measured:
         if record.get("record") == "step"
     ]
     where = "--measure " + " ".join(map(str, paths))
-    steps = [step for step in seen if step.batch_size > 0 and tells_step_time(step)]
+    steps = [step for step in seen if tells_step_time(step)]
     sizes = {step.batch_size for step in steps}
     if len(steps) < _LEAST_STEPS or len(sizes) < 2 or all(step.gamma > 0 for step in steps):
         raise UserError(
@@ -104,5 +104,5 @@ def _fit(steps: Sequence[Observation], max_gamma: int) -> StepTime:
     for _ in range(_PASSES):
         draw.shuffle(taken)
         for step in taken:
-            step_time.observe(step.gamma, step.batch_size, step.kv_tokens, step.seconds - step.catchup_seconds)
+            step_time.learn(step)
     return step_time

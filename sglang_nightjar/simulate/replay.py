@@ -17,7 +17,7 @@ from typing import Any
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.observe.journal import read_journal
 from sglang_nightjar.policy.acceptance import Acceptance
-from sglang_nightjar.policy.base import LEAST_SECONDS, Observation, Residency, State, StepKind
+from sglang_nightjar.policy.base import Observation, Residency, State, StepKind
 from sglang_nightjar.policy.registry import PolicyOptions, make_policy, parse_policy
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
@@ -81,9 +81,7 @@ class Recording:
             self.switch_cost.observe(step.catchup_tokens / step.batch_size, step.batch_size, step.catchup_seconds)
         if step.gamma > 0 and step.drafted in (-1, step.batch_size):
             self.acceptance.observe(step.gamma, step.committed)
-        if tells_step_time(step):
-            seconds = step.seconds - step.catchup_seconds
-            self.step_time.observe(step.gamma, step.batch_size, step.kv_tokens, seconds, step.draft_seconds)
+        self.step_time.learn(step)
 
     def recorded(self) -> Replayed:
         """What really happened."""
@@ -140,12 +138,6 @@ def records_of(path: Path, option: str) -> list[dict[str, Any]]:
         return read_journal(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{option} {path}: {error}; give a file written by --nightjar-journal") from None
-
-
-def tells_step_time(step: Observation) -> bool:
-    """Whether a step was decoding alone and all of it at one gamma, so that its seconds are that cell's."""
-    whole = step.gamma == 0 or step.drafted in (-1, step.batch_size)
-    return whole and step.prefill_tokens == 0 and step.seconds - step.catchup_seconds >= LEAST_SECONDS
 
 
 def build(kind: Any, record: dict[str, Any]) -> Any:
