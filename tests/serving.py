@@ -21,6 +21,9 @@ from typing import Any
 BOOT_LIMIT_S = 300.0
 FIRST_PORT, PORTS_OF_A_WORKER, PORTS_OF_A_SERVER = 10_000, 10_800, 1_200
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in a shell's background job: servers would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _turns = itertools.count(random.randrange(PORTS_OF_A_WORKER // PORTS_OF_A_SERVER))
 
 
