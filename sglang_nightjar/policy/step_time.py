@@ -10,8 +10,13 @@ fixed and per-request cost; no coefficient negative), fitted to relative errors 
 long steps count alike. Where a step comes with the time its draft took, its two parts are fitted apart:
 whole steps tell them apart only by batches tried both ways. Each cell (B, gamma) also keeps the mean of
 its own steps, which takes over as samples arrive and fades again as they age.
+
+Machines drift: clocks, heat, neighbours. The pace, by how much steps of well-known cells are longer lately than
+those cells' means, is one factor on all predictions and is taken out of what is learned; otherwise an arm that was
+played while the machine was slow would look worse than one played later.
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -29,7 +34,7 @@ _KEEP = 0.998  # discount of the regression per step: about 500 steps are rememb
 _REFIT_EVERY = 16  # steps
 _SWEEPS = 4  # coordinate descent sweeps per refit, warm-started
 _RIDGE = 1e-4
-_KV_RIDGE = 3e-2  # pull of c2 towards 0: KV grows with the batch, and must not explain what tokens and drafts do
+_KV_RIDGE = 5e-2  # pull of c2 towards 0: KV grows with the batch, and must not explain what tokens and drafts do
 
 _BELIEF = 3.0  # steps the regression is worth against a cell's own mean
 _CELL_WINDOW = 256.0  # steps a cell's mean remembers
@@ -38,6 +43,9 @@ _LINE_ERROR = 0.10  # relative error assumed of the regression until it is known
 _FAR_ERROR = 0.10  # and for each doubling between it and the nearest batch at which off (or on) was ever tried
 _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as that much
 _TRUST = 30  # steps before hiccups are told from learning
+_KNOWN = 8.0  # steps in a cell's mean before what departs from it is taken for the pace's
+_PACE_GAIN, _PACE_LEAK = 0.125, 0.03125  # of each such step: a lasting change is left to the cells by and by
+_PACE_CLIP = 0.3  # a hiccup is not a pace
 
 
 def tells_step_time(seen: Observation) -> bool:
@@ -60,6 +68,7 @@ class StepTime:
         self._cells: dict[tuple[int, int], list[float]] = {}  # -> [weight, mean s, mean KV tokens, step of last]
         self._pending: list[tuple[int, int, int, float, float]] = []  # (gamma, B, KV, s, draft's s), not in the sums
         self._steps = 0
+        self._pace = 0.0  # logarithm
         self._noise = 0.05  # typical relative deviation of a step from its cell
         self._line_errors: dict[int, float] = {}  # and of a cell from the regression, by the batch's bit length
         self._tried: tuple[set[int], set[int]] = (set(), set())  # bit lengths of batches seen while off, and on
@@ -77,9 +86,16 @@ class StepTime:
         line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
+        predicted = self._mix(line, cell, weight, kv_tokens)
         if self._steps > _TRUST:
-            predicted = self._mix(line, cell, weight, kv_tokens)
-            seconds = min(max(seconds, predicted / _CLIP), predicted * _CLIP)
+            expected = predicted * math.exp(self._pace)
+            seconds = min(max(seconds, expected / _CLIP), expected * _CLIP)
+        if cell is not None and weight >= _KNOWN:
+            off = math.log(seconds / self._own(cell, kv_tokens)) - self._pace
+            self._pace += _PACE_GAIN * min(max(off, -_PACE_CLIP), _PACE_CLIP)
+        self._pace *= 1.0 - _PACE_LEAK
+        seconds *= math.exp(-self._pace)
+        if self._steps > _TRUST:
             self._noise += 0.02 * (min(abs(seconds / predicted - 1.0), 1.0) - self._noise)
         self._tried[gamma > 0].add(batch_size.bit_length())
         self._pending.append((gamma, batch_size, kv_tokens, seconds, draft_share * seconds))
@@ -102,18 +118,22 @@ class StepTime:
         line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
         weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
-        return self._mix(line, cell, weight, kv_tokens)
+        return self._mix(line, cell, weight, kv_tokens) * math.exp(self._pace)
 
     def growth(self, batch_size: int, larger: int, kv_tokens: int) -> float:
         """Seconds that `larger` requests' plain step takes longer than `batch_size`'s, by the regression alone."""
-        return self._line(0, larger, kv_tokens * larger // batch_size) - self._line(0, batch_size, kv_tokens)
+        added = self._line(0, larger, kv_tokens * larger // batch_size) - self._line(0, batch_size, kv_tokens)
+        return added * math.exp(self._pace)
 
     def _mix(self, line: float, cell: list[float] | None, weight: float, kv_tokens: int) -> float:
         """The regression's `line` and the mean of a cell of `weight` faded samples, weighed."""
         if cell is None:
             return line
-        own = max(cell[1] + self._weights[_KV] * (kv_tokens - cell[2]), 0.2 * cell[1])
-        return (line * _BELIEF + own * weight) / (_BELIEF + weight)
+        return (line * _BELIEF + self._own(cell, kv_tokens) * weight) / (_BELIEF + weight)
+
+    def _own(self, cell: list[float], kv_tokens: int) -> float:
+        """A cell's mean, moved along KV."""
+        return max(cell[1] + self._weights[_KV] * (kv_tokens - cell[2]), 0.2 * cell[1])
 
     def _line(self, gamma: int, batch_size: int, kv_tokens: int) -> float:
         """The regression; written out, since most of its features are 0 and every decision asks for several arms."""
@@ -194,6 +214,7 @@ class StepTime:
             "weights": list(self._weights),
             "cells": [[*key, *cell] for key, cell in self._cells.items()],
             "steps": self._steps,
+            "pace": self._pace,
             "noise": self._noise,
             "line_errors": [list(pair) for pair in self._line_errors.items()],
             "tried": [sorted(bits) for bits in self._tried],
@@ -206,6 +227,7 @@ class StepTime:
         self._weights = [float(value) for value in saved["weights"]]
         self._cells = {(int(b), int(g)): [float(v) for v in cell] for b, g, *cell in saved["cells"]}
         self._steps = int(saved["steps"])
+        self._pace = float(saved["pace"])
         self._noise = float(saved["noise"])
         self._line_errors = {int(bits): float(error) for bits, error in saved["line_errors"]}
         self._tried = set(map(int, saved["tried"][0])), set(map(int, saved["tried"][1]))
