@@ -85,7 +85,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--policies", help="default: off+no-draft,static:3,nightjar; off,static:3 with --real")
     parser.add_argument("--loads", help="default: c1,c8,c32; c1,c8 with --real")
     parser.add_argument("--at-once", type=int, default=1, help="emulated servers that run at a time")
-    parser.add_argument("--requests", type=int, default=0, help="of a closed loop (default: 6 * clients ** 0.75)")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="of a closed loop, at least (always 6 * clients ** 0.75)"
+    )
     parser.add_argument("--duration-s", type=float, default=60.0, help="of other loads, s of the device")
     parser.add_argument("--rate", type=float, help="requests/s that xS, ramp, bursts and trace multiply")
     parser.add_argument("--trace", help="file for the load `trace`")

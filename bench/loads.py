@@ -39,8 +39,8 @@ class Rules:
     rate: requests/s that `xS` and the changing loads multiply: what the set-up can serve at most.
     duration_s: for which an open loop sends.
     lengths: of requests, but for the trace's, which has its own.
-    requests: of a closed loop; 0: so many that its ends, where the batch fills and empties, do not weigh more
-        than its middle.
+    requests: of a closed loop, at the least; always so many that its ends, where the batch fills and empties, do
+        not weigh more than its middle.
     trace: a file (`simulate/traces.py`).
     """
 
@@ -56,7 +56,7 @@ def draw(load: str, rules: Rules, seed: int = 0) -> Work:
     arrivals: Arrivals
     if load[0] == "c" and load[1:].isdigit():
         arrivals = Closed(int(load[1:]))
-        count = rules.requests or round(6 * arrivals.concurrency**0.75)
+        count = max(rules.requests, round(6 * arrivals.concurrency**0.75))
         return draw_work(arrivals, rules.lengths, rules.duration_s, count, seed)
     if load[0] in "rx" and load[1:].replace(".", "", 1).isdigit():
         arrivals = Poisson(float(load[1:]) * (rules.rate if load[0] == "x" else 1.0))

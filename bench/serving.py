@@ -111,7 +111,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=1, help="servers that run at a time")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens a real model generates per request")
     parser.add_argument("--lengths", default="sharegpt", help="of an emulated model's requests (`loads.py`)")
-    parser.add_argument("--requests", type=int, default=0, help="of a closed loop (default: 6 * clients ** 0.75)")
+    parser.add_argument(
+        "--requests", type=int, default=0, help="of a closed loop, at least (always 6 * clients ** 0.75)"
+    )
     parser.add_argument("--rate", type=float, help="requests/s that xS, ramp, bursts and trace multiply (default: what "
                         "the set-up can serve at most, by the simulator; 1 for the demo pair)")  # fmt: skip
     parser.add_argument("--duration-s", type=float, help="of an open loop (default: 150, or 60 with --emulate)")

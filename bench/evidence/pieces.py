@@ -61,14 +61,26 @@ PIECES = (
     Piece("deciding", "L3", "bench/policy.py"),
     Piece("platform", "L3", "bench/platform.py --repeats 2 --max-tokens 32", gib=16),
     Piece("tax", "L3", "bench/tax.py", gib=8),
-    Piece("ladder", "L3", f"{_SERVING} --policies off,static:3,static:5,nightjar --loads c1,c4,c16,c48", gib=16),
-    Piece("ramp", "L3", f"{_SERVING} --policies off,static:3,nightjar --loads ramp,bursts", gib=12),
-    # 48 clients, whose requests need about three times the pool; then one, for whom the draft comes back.
+    Piece(
+        "ladder",
+        "L3",
+        f"{_SERVING} --policies off,static:1,static:3,static:5,nightjar --loads c1,c4,c16,c48 --requests 24",
+        gib=16,
+    ),
+    Piece(
+        "ramp",
+        "L3",
+        f"{_SERVING} --policies off,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar "
+        "--loads ramp --rate 2.5 --duration-s 60 --server-arguments='--max-total-tokens 8192'",
+        gib=18,
+    ),
+    # 48 clients, whose requests need about three times the pool; then one, for whom the draft comes back. They may
+    # end early, so SGLang admits more than fits and retracts some.
     Piece(
         "value",
         "L3",
         f"{_SERVING} --policies nightjar+elastic:off,nightjar --loads c48,c1 --max-tokens 128 "
-        "--server-arguments='--max-total-tokens 2560'",
+        "--may-end --server-arguments='--max-total-tokens 2560 --schedule-conservativeness 0.3'",
         gib=8,
     ),
     _emulated("4090-r1-qwen-7b", speed=0.1),
