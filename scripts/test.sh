@@ -20,4 +20,4 @@ step "tests"
 # boots or waits leaves a core to the other file. Order kept: those with servers come first and last longest.
 # Test processes must not fight the servers they start over two cores.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1} NUMBA_NUM_THREADS=${NUMBA_NUM_THREADS:-2}
-"$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder "$@"
+"$python" -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --durations 15 "$@"
