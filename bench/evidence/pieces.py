@@ -65,14 +65,20 @@ PIECES = (
         "ladder",
         "L3",
         f"{_SERVING} --policies off,static:1,static:3,static:5,nightjar --loads c1,c4,c16,c48 --requests 24",
-        gib=16,
+        gib=21,
     ),
     Piece(
         "ramp",
         "L3",
-        f"{_SERVING} --policies off,static:1,static:3,static:5,sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar "
-        "--loads ramp --rate 2.5 --duration-s 60 --server-arguments='--max-total-tokens 8192'",
-        gib=18,
+        f"{_SERVING} --policies off,static:1,static:3,static:5,nightjar --loads ramp --rate 2.5 --duration-s 60",
+        gib=21,
+    ),
+    Piece(
+        "ramp-learned",
+        "L3",
+        f"{_SERVING} --policies sglang-ema,dsd,banditspec-ucb,banditspec-exp3,nightjar --loads ramp --rate 2.5 "
+        "--duration-s 60",
+        gib=21,
     ),
     # 48 clients, whose requests need about three times the pool; then one, for whom the draft comes back. They may
     # end early, so SGLang admits more than fits and retracts some.

@@ -9,8 +9,10 @@ load at the crossover does not thrash. With the step time T in seconds, batch si
 
     loss(gamma) = T(gamma, B, KV) / (B * E[tokens | gamma])
                   + [off and gamma > 0] * C_switch(lag, B) / (horizon * B * E[tokens | gamma])
+                  + [gamma > 0] * reading
 
-in seconds per committed token. `horizon` (steps) is for how long the catch-up is of use.
+in seconds per committed token. `horizon` (steps) is for how long the catch-up is of use. `reading`: while speculation
+is on the draft reads new prompts too, which no decode step shows; C_switch says how long that takes.
 """
 
 import random
@@ -25,6 +27,8 @@ from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _FULL_BATCH = 64  # requests
+_KEEP_LOAD = 0.9975  # of the prompts and outputs counted, per step: about 400 are remembered
+_OUTPUT = 128.0  # tokens a running request is taken to write yet: those that have just come have written nothing
 
 
 class _Context:
@@ -65,6 +69,7 @@ class NightjarPolicy:
         self._confirmed = 0  # probes in a row that changed nothing: each makes the next one rarer
         self._revision = 0  # counts what makes locked arms worth a second look
         self._started = False
+        self._reading_s = self._written = 0.0  # lately: what the draft's reading of prompts takes; tokens committed
 
     # ---- deciding -------------------------------------------------------------------
 
@@ -220,7 +225,8 @@ class NightjarPolicy:
         seconds = self.step_time.predict(gamma, state.batch_size, state.kv_tokens)
         if gamma > 0 and self._gamma == 0 and not free:
             seconds += self.switch_cost(_lag(state), state.batch_size) / self.settings.horizon
-        return seconds / (state.batch_size * self.acceptance.expected_tokens(gamma))
+        reading = self._reading_s / (self._written + _OUTPUT * state.batch_size) if gamma > 0 else 0.0
+        return seconds / (state.batch_size * self.acceptance.expected_tokens(gamma)) + reading
 
     def gain(self, state: State) -> float:
         """Tokens/s that the best gamma above 0 would add at this load; negative where off is better."""
@@ -256,6 +262,8 @@ class NightjarPolicy:
     def observe(self, seen: Observation) -> None:
         """Learns acceptance, step time and switch cost from one step."""
         check_observation(seen, self.max_gamma)
+        self._reading_s = self._reading_s * _KEEP_LOAD + self.switch_cost(seen.prefill_tokens, 1)
+        self._written = self._written * _KEEP_LOAD + seen.tokens
         batch = seen.batch_size
         if batch == 0:
             return
@@ -281,6 +289,7 @@ class NightjarPolicy:
             "opening": list(self._opening),
             "gamma": self._gamma,
             "switched_s": self._switched_s if self._started else None,
+            "load": [self._reading_s, self._written],
             "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
         }
 
@@ -298,6 +307,7 @@ class NightjarPolicy:
         self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None
         self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")
+        self._reading_s, self._written = map(float, saved["load"])
         left, wait_s, confirmed, revision = saved["probe"]
         self._probe_left, self._probe_wait_s = int(left), float(wait_s)
         self._confirmed, self._revision = int(confirmed), int(revision)

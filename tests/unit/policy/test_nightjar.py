@@ -240,3 +240,17 @@ def test_any_number_of_arms(build: Callable[[], NightjarPolicy]) -> None:
     played = [step.gamma for step in play(policy, World(0.9, draft_s=0.0002), [4] * 300)]
     assert max(played) <= policy.max_gamma
     assert played[-1] >= min(policy.max_gamma, 3)
+
+
+def test_speculation_pays_for_the_prompts_the_draft_reads() -> None:
+    state = State(1.0, 4, 400)
+    idle, busy = make(), make()
+    for policy in (idle, busy):
+        for _ in range(200):
+            policy.observe(observation(0, (4,), 0.03, kv_tokens=400, catchup_tokens=40, catchup_seconds=0.02))
+    for _ in range(100):
+        busy.observe(observation(1, (), 0.1, kind=StepKind.PREFILL, prefill_tokens=10))
+    added = [busy.loss(gamma, state) - idle.loss(gamma, state) for gamma in range(MAX_GAMMA + 1)]
+    assert added[0] == 0.0
+    # 100 prompts of 10 tokens; of the 800 tokens written then most are remembered, and the running ones write more.
+    assert added[1] == pytest.approx(100 * busy.switch_cost(10, 1) / (800 + 4 * 128), rel=0.3)
