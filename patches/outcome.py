@@ -44,15 +44,25 @@ def report_outcome(original: Callable[..., Any], scheduler: Any, batch: Any, res
     step, seconds = own.flight.land(batch.forward_iter, began_s, own.clock())
     seconds = max(seconds, LEAST_SECONDS)
     if step.facts is None:
-        seen = Observation(
-            StepKind.PREFILL, 0, step.gamma, (), seconds, prefill_tokens=int(batch.extend_num_tokens or 0)
-        )
+        prompts = int(batch.extend_num_tokens or 0)
+        after = _afterwards(own, scheduler)
+        seen = Observation(StepKind.PREFILL, 0, step.gamma, (), seconds, prefill_tokens=prompts, **after)
         for req in ended_prompts:
             own.hits.add(len(req.origin_input_ids), req.cached_tokens)
     else:
         seen = _observation(own, scheduler, reqs, done_before, lens, step.facts, seconds)
     own.finished(seen, step)
     return answer
+
+
+def _afterwards(own: controller.Controller, scheduler: Any) -> dict[str, Any]:
+    """What an `Observation` says of the server after the step."""
+    return {
+        "free_slots": free_slots(scheduler),
+        "total_slots": scheduler.max_total_num_tokens,
+        "queue_length": len(scheduler.waiting_queue),
+        "residency": own.residency,
+    }
 
 
 def _observation(
@@ -84,13 +94,10 @@ def _observation(
         cut_tokens=cut_tokens,
         drafted=facts.drafted,
         kv_tokens=sum(req.kv.kv_committed_len for req in reqs if req.kv is not None),
-        free_slots=free_slots(scheduler),
-        total_slots=scheduler.max_total_num_tokens,
-        queue_length=len(scheduler.waiting_queue),
-        residency=own.residency,
         catchup_tokens=facts.catchup_tokens,
         catchup_seconds=min(facts.catchup_seconds, seconds),
         draft_seconds=min(facts.draft_seconds, max(seconds - facts.catchup_seconds, 0.0)),
+        **_afterwards(own, scheduler),
     )
 
 

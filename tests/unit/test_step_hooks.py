@@ -15,7 +15,7 @@ from sglang_nightjar import controller as module
 from sglang_nightjar.controller import Controller
 from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches import lockstep, outcome, reserve
-from sglang_nightjar.policy.base import Observation, StepKind
+from sglang_nightjar.policy.base import Observation, Residency, StepKind
 from sglang_nightjar.policy.baselines.fixed import Fixed
 from sglang_nightjar.policy.baselines.random_switch import RandomSwitch
 from sglang_nightjar.policy.planner import Planner
@@ -265,6 +265,16 @@ def test_a_step_begins_where_the_last_one_ended(own: Controller) -> None:
     outcome.report_outcome(lambda s, b, r: None, scheduler(running), running, result_of(1))
     assert [(seen.kind, seen.seconds) for seen in policy.seen] == [(StepKind.PREFILL, 3.0), (StepKind.DECODE, 0.5)]
     assert policy.seen[0].prefill_tokens == 7
+
+
+@pytest.mark.parametrize("extend", [True, False])
+def test_an_outcome_says_how_the_server_is_afterwards(own: Controller, extend: bool) -> None:
+    step = batch(request(7), extend=extend)
+    launch(own, step, None if extend else StepFacts(0))
+    own.memory = SimpleNamespace(residency=Residency.EVICTED)  # type: ignore[assignment]
+    outcome.report_outcome(lambda s, b, r: None, scheduler(step), step, None if extend else result_of(1))
+    (seen,) = own.planner.policy.seen  # type: ignore[union-attr]
+    assert seen.residency is Residency.EVICTED and seen.total_slots > 0
 
 
 def test_the_hit_rate_counts_prompts_whose_prefill_is_over(own: Controller) -> None:
