@@ -44,6 +44,11 @@ class Loop:
         self.iteration = 0
         self.gracefully_exit = self._engine_paused = False
         self.running_batch: Any = SimpleNamespace(reqs=[], batch_is_full=False)
+        # What an outcome says of the server.
+        self.waiting_queue: list[Any] = []
+        self.max_total_num_tokens = 100
+        self.token_to_kv_pool_allocator = SimpleNamespace(available_size=lambda: 50)
+        self.tree_cache = SimpleNamespace(evictable_size=lambda: 25)
         self.last_batch: Any = None
         self.enable_unified_memory, self.require_mlp_sync, self.is_generation = False, False, True
         self.enable_overlap, self.chunked_req, self.disaggregation_mode = True, None, None
