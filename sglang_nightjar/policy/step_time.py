@@ -85,7 +85,7 @@ class StepTime:
         self._steps += 1
         line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
-        weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
+        weight = self._weight(cell)
         predicted = self._mix(line, cell, weight, kv_tokens)
         if self._steps > _TRUST:
             expected = predicted * math.exp(self._pace)
@@ -117,7 +117,7 @@ class StepTime:
         """Seconds of a step; the cell's own mean, moved along KV, weighed against the regression."""
         line = self._line(gamma, batch_size, kv_tokens)
         cell = self._cells.get((batch_size, gamma))
-        weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
+        weight = self._weight(cell)
         return self._mix(line, cell, weight, kv_tokens) * math.exp(self._pace)
 
     def growth(self, batch_size: int, larger: int, kv_tokens: int) -> float:
@@ -152,7 +152,7 @@ class StepTime:
     def relative_error(self, gamma: int, batch_size: int) -> float:
         """Standard error of `predict`, relative to it: the regression's bias and the cell's noise."""
         cell = self._cells.get((batch_size, gamma))
-        weight = 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
+        weight = self._weight(cell)
         bits = batch_size.bit_length()
         line_error = self._line_errors.get(bits, _LINE_ERROR)
         if not self.tried(gamma, batch_size):
@@ -167,7 +167,10 @@ class StepTime:
 
     def samples(self, gamma: int, batch_size: int) -> float:
         """Steps the cell still remembers, faded."""
-        cell = self._cells.get((batch_size, gamma))
+        return self._weight(self._cells.get((batch_size, gamma)))
+
+    def _weight(self, cell: list[float] | None) -> float:
+        """A cell's samples, faded by the server's steps since its last one."""
         return 0.0 if cell is None else cell[0] * _CELL_FADE ** (self._steps - cell[3])
 
     def _fit(self) -> None:
