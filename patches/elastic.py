@@ -130,7 +130,7 @@ def attach(
         return
     chunks = -(-store.nbytes // chunk_bytes)
     own.planner.residency = ResidencyPlanner(
-        own.planner.policy,  # type: ignore[arg-type]  # such a policy has estimates
+        own.planner.policy.model,  # type: ignore[attr-defined]  # such a policy has one
         ResidencyCosts(
             slots_resident=memory.sizes.small,
             slots_evicted=memory.sizes.large,

@@ -5,30 +5,20 @@ their bin, exploration with probability 1/b, loss = latency per token + the char
 on. Added: what is learned in one cell serves all (`Acceptance`, `StepTime`); exploration is
 limited to arms that could still be the best; acceptance changes are detected; while off,
 probes are paid from a budget; switching between off and on has a dwell and a margin, so that a
-load at the crossover does not thrash. With the step time T in seconds, batch size B,
-
-    loss(gamma) = T(gamma, B, KV) / (B * E[tokens | gamma])
-                  + [off and gamma > 0] * C_switch(lag, B) / (horizon * B * E[tokens | gamma])
-                  + [gamma > 0] * reading
-
-in seconds per committed token. `horizon` (steps) is for how long the catch-up is of use. `reading`: while speculation
-is on the draft reads new prompts too, which no decode step shows; C_switch says how long that takes.
+load at the crossover does not thrash. The loss of an arm, in seconds per committed token, is `cost_model.py`'s.
 """
 
 import random
 from typing import Any
 
-from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
 from sglang_nightjar.policy.base import Observation, Residency, State, check_observation
+from sglang_nightjar.policy.cost_model import CostModel, mean_lag
 from sglang_nightjar.policy.nightjar_settings import NightjarSettings
 from sglang_nightjar.policy.random_state import load_random, save_random
 from sglang_nightjar.policy.schedule import BinSchedule
-from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _FULL_BATCH = 64  # requests
-_KEEP_LOAD = 0.9975  # of the prompts and outputs counted, per step: about 400 are remembered
-_OUTPUT = 128.0  # tokens a running request is taken to write yet: those that have just come have written nothing
 
 
 class _Context:
@@ -54,9 +44,7 @@ class NightjarPolicy:
     ) -> None:
         self.max_gamma = max_gamma
         self.settings = settings or NightjarSettings()
-        self.switch_cost = switch_cost or SwitchCost()
-        self.acceptance = Acceptance(max_gamma)
-        self.step_time = StepTime(max_gamma)
+        self.model = CostModel(max_gamma, switch_cost)
         self._random = random.Random(seed)
         self._contexts: dict[int, _Context] = {}
         first = min(self.settings.first_gamma, max_gamma)
@@ -69,7 +57,6 @@ class NightjarPolicy:
         self._confirmed = 0  # probes in a row that changed nothing: each makes the next one rarer
         self._revision = 0  # counts what makes locked arms worth a second look
         self._started = False
-        self._reading_s = self._written = 0.0  # lately: what the draft's reading of prompts takes; tokens committed
 
     # ---- deciding -------------------------------------------------------------------
 
@@ -122,7 +109,15 @@ class NightjarPolicy:
         if not plausible:
             return best
         # The least known of them teaches most.
-        return min(plausible, key=lambda gamma: (self.step_time.samples(gamma, state.batch_size), gamma))
+        return min(plausible, key=lambda gamma: (self.model.step_time.samples(gamma, state.batch_size), gamma))
+
+    def _losses(self, state: State) -> list[float]:
+        return [self._loss(gamma, state) for gamma in range(self.max_gamma + 1)]
+
+    def _loss(self, gamma: int, state: State) -> float:
+        """Of the coming step at `gamma`, the cost of switching on included where it would."""
+        switches_on = gamma > 0 and self._gamma == 0
+        return self.model.loss(gamma, state, horizon=self.settings.horizon if switches_on else None)
 
     def _best(self, losses: list[float], state: State) -> int:
         """The arm of least loss; the other side of off/on only where it gains more than the margin."""
@@ -142,9 +137,9 @@ class NightjarPolicy:
         limit = self.settings.tpot_slo_s
         if limit is not None and loss * state.batch_size > limit >= least * state.batch_size:
             return False
-        error = self.step_time.relative_error(gamma, state.batch_size)
+        error = self.model.step_time.relative_error(gamma, state.batch_size)
         if gamma > best:  # a deeper chain rests on positions less known; a shorter one is known with the best
-            error += self.acceptance.relative_error(gamma)
+            error += self.model.acceptance.relative_error(gamma)
         return loss * (1.0 - self.settings.caution * error) < least
 
     def _settle(self, arm: int, state: State, free: bool) -> int:
@@ -180,22 +175,22 @@ class NightjarPolicy:
         if self.settings.probe_share == 0.0 or settled_for < self.settings.dwell_s:
             return False
         # Off is tried once for each doubling of the batch: a few steps, shorter than those here.
-        new = self._gamma > 0 and not self.step_time.tried(0, state.batch_size)
+        new = self._gamma > 0 and not self.model.step_time.tried(0, state.batch_size)
         if settled_for < self._probe_wait_s and not new:
             return False
         arm, steps = self._other_side(state), self.settings.probe_steps
-        here, there = (self.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
+        here, there = (self.model.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
         if arm == 0:
-            if not self._could_win(0, self.loss(0, state), self._gamma, self.loss(self._gamma, state), state):
+            if not self._could_win(0, self._loss(0, state), self._gamma, self._loss(self._gamma, state), state):
                 return self._ask_later(settled_for)
             if new:
                 return True
-            cost = self.switch_cost(steps, state.batch_size)
-            cost += steps * max(there - here / self.acceptance.expected_tokens(self._gamma), 0.0)
+            cost = self.model.switch_cost(steps, state.batch_size)
+            cost += steps * max(there - here / self.model.acceptance.expected_tokens(self._gamma), 0.0)
         else:
             if there >= here * (1.0 + arm):
                 return self._ask_later(settled_for)  # even if every draft were accepted, it would not pay
-            cost = self.switch_cost(_lag(state), state.batch_size) + steps * max(there - here, 0.0)
+            cost = self.model.switch_cost(mean_lag(state), state.batch_size) + steps * max(there - here, 0.0)
         self._probe_wait_s = cost / self.settings.probe_share * (1.0 + self._confirmed)
         return settled_for >= self._probe_wait_s
 
@@ -213,66 +208,16 @@ class NightjarPolicy:
         """0 while on; while off, the arm that looks best among those above 0."""
         if self._gamma > 0:
             return 0
-        return min(range(1, self.max_gamma + 1), key=lambda gamma: self.loss(gamma, state, free=True))
-
-    # ---- the loss ---------------------------------------------------------------------
-
-    def _losses(self, state: State) -> list[float]:
-        return [self.loss(gamma, state) for gamma in range(self.max_gamma + 1)]
-
-    def loss(self, gamma: int, state: State, *, free: bool = False) -> float:
-        """Seconds per committed token of the batch at `gamma`; `free`: without the cost of switching on."""
-        seconds = self.step_time.predict(gamma, state.batch_size, state.kv_tokens)
-        if gamma > 0 and self._gamma == 0 and not free:
-            seconds += self.switch_cost(_lag(state), state.batch_size) / self.settings.horizon
-        reading = self._reading_s / (self._written + _OUTPUT * state.batch_size) if gamma > 0 else 0.0
-        return seconds / (state.batch_size * self.acceptance.expected_tokens(gamma)) + reading
-
-    def gain(self, state: State) -> float:
-        """Tokens/s that the best gamma above 0 would add at this load; negative where off is better."""
-        on = min(self.loss(gamma, state, free=True) for gamma in range(1, self.max_gamma + 1))
-        return 1.0 / on - 1.0 / self.loss(0, state)
-
-    def plain_rate(self, batch_size: int, kv_tokens: int) -> float:
-        """Tokens/s of decoding without speculation."""
-        return batch_size / self.step_time.predict(0, batch_size, kv_tokens)
-
-    def larger_rate(self, requests: int, state: State) -> float:
-        """Tokens/s without speculation, at the least, of `requests` running instead of the present ones.
-
-        What a larger batch takes is seldom known before memory allows one. But a verification also puts more
-        tokens through the target, so each further request costs no more than a drafted token does at this load,
-        in which the draft's own forward is counted too; nor more than the regression says, where verifications
-        have shown it what so many tokens take.
-        """
-        batch = state.batch_size
-        plain, drafted = (self.step_time.predict(gamma, batch, state.kv_tokens) for gamma in (0, 1))
-        error = 1.0 + 2.0 * self.step_time.relative_error(1, batch)
-        added = (drafted * error - plain) * (requests / batch - 1.0)
-        if self.step_time.tried(1, batch):
-            added = min(added, self.step_time.growth(batch, requests, state.kv_tokens) * error)
-        return requests / (plain + max(added, 0.0))
-
-    def catchup_s(self, lag: int, batch_size: int) -> float:
-        """Seconds until the draft has read `lag` tokens of each request."""
-        return self.switch_cost(lag, batch_size)
+        return min(range(1, self.max_gamma + 1), key=lambda gamma: self.model.loss(gamma, state))
 
     # ---- learning ---------------------------------------------------------------------
 
     def observe(self, seen: Observation) -> None:
         """Learns acceptance, step time and switch cost from one step."""
         check_observation(seen, self.max_gamma)
-        self._reading_s = self._reading_s * _KEEP_LOAD + self.switch_cost(seen.prefill_tokens, 1)
-        self._written = self._written * _KEEP_LOAD + seen.tokens
-        batch = seen.batch_size
-        if batch == 0:
-            return
-        if seen.catchup_tokens > 0 and seen.catchup_seconds > 0.0:
-            self.switch_cost.observe(seen.catchup_tokens / batch, batch, seen.catchup_seconds)
-        if seen.gamma > 0 and self.acceptance.observe(seen.gamma, drafting_requests(seen)):
+        if self.model.learn(seen):
             self._contexts.clear()  # a new regime: every context starts over
             self._confirmed = 0
-        self.step_time.learn(seen)
 
     def verify_budget(self) -> int | None:
         return None
@@ -282,22 +227,17 @@ class NightjarPolicy:
     def snapshot(self) -> dict[str, Any]:
         return {
             "random": save_random(self._random),
-            "acceptance": self.acceptance.snapshot(),
-            "step_time": self.step_time.snapshot(),
-            "switch_cost": self.switch_cost.snapshot(),
+            "model": self.model.snapshot(),
             "contexts": [[key, c.schedule.snapshot(), c.arm, c.revision] for key, c in self._contexts.items()],
             "opening": list(self._opening),
             "gamma": self._gamma,
             "switched_s": self._switched_s if self._started else None,
-            "load": [self._reading_s, self._written],
             "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         load_random(self._random, saved["random"])
-        self.acceptance.restore(saved["acceptance"])
-        self.step_time.restore(saved["step_time"])
-        self.switch_cost.restore(saved["switch_cost"])
+        self.model.restore(saved["model"])
         self._contexts = {}
         for key, schedule, arm, revision in saved["contexts"]:
             context = self._contexts[int(key)] = _Context()
@@ -307,15 +247,9 @@ class NightjarPolicy:
         self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None
         self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")
-        self._reading_s, self._written = map(float, saved["load"])
         left, wait_s, confirmed, revision = saved["probe"]
         self._probe_left, self._probe_wait_s = int(left), float(wait_s)
         self._confirmed, self._revision = int(confirmed), int(revision)
-
-
-def _lag(state: State) -> float:
-    """Tokens per request to catch up: the largest lag, but no more than there is on average."""
-    return min(float(state.max_lag), state.kv_tokens / state.batch_size) if state.kv_tokens else float(state.max_lag)
 
 
 def _bucket(batch_size: int) -> int:

@@ -78,7 +78,7 @@ def _with_residency(context: Context, policy: Policy) -> Planner:
     cost = context.cost
     small, large = cost.slots(True), cost.slots(False)
     costs = ResidencyCosts(small, large, pause_s=cost.relocate_s(small * 0.1), reload_s=cost.reload_s())
-    return PolicyPlanner(policy, ResidencyPlanner(policy, costs))
+    return PolicyPlanner(policy, ResidencyPlanner(policy.model, costs))
 
 
 # Names of the simulator's own: the registered policy behind each. What they add is how the server is run.

@@ -1,11 +1,11 @@
 """What would another policy have done? Replays a server's journal under it.
 
-The journal gives the states the server met and what its steps cost. From its steps the same
-estimators the planner uses (`StepTime`, `Acceptance`, `SwitchCost`) learn the server's costs and
-acceptance; then each policy meets the recorded states in order, and its steps take the time and
-commit the tokens the estimates say. Each step is charged the time the policy takes per token,
-times the tokens the server committed in it, so all policies do the same work. Batch sizes stay
-as recorded: a faster policy would have emptied the batch sooner, which is not modelled.
+The journal gives the states the server met and what its steps cost. From its steps the planner's
+own `CostModel` learns the server's costs and acceptance; then each policy meets the recorded states
+in order, and its steps take the time and commit the tokens the estimates say. Each step is charged
+the time the policy takes per token, times the tokens the server committed in it, so all policies do
+the same work. Batch sizes stay as recorded: a faster policy would have emptied the batch sooner,
+which is not modelled.
 """
 
 import random
@@ -16,11 +16,9 @@ from typing import Any
 
 from sglang_nightjar.errors import UserError
 from sglang_nightjar.observe.journal import read_journal
-from sglang_nightjar.policy.acceptance import Acceptance
 from sglang_nightjar.policy.base import Observation, Residency, State, StepKind
+from sglang_nightjar.policy.cost_model import CostModel
 from sglang_nightjar.policy.registry import PolicyOptions, make_policy, parse_policy
-from sglang_nightjar.policy.step_time import StepTime
-from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _LEAST_STEPS = 50  # a shorter journal says too little about costs
 _CHECKED = 3  # times the steps are learned, so that early ones are judged by what came later
@@ -69,19 +67,10 @@ class Recording:
         if len(self.steps) < _LEAST_STEPS:
             raise UserError(f"--replay {path} has {len(self.steps)} decode steps; at least {_LEAST_STEPS} are needed")
         self.max_gamma = max(max(step.gamma for step in self.steps), 1)
-        self.step_time = StepTime(self.max_gamma)
-        self.acceptance = Acceptance(self.max_gamma)
-        self.switch_cost = SwitchCost()
+        self.model = CostModel(self.max_gamma)
         for _ in range(_CHECKED):
             for step in self.steps:
-                self._learn(step)
-
-    def _learn(self, step: Observation) -> None:
-        if step.catchup_tokens and step.catchup_seconds > 0:
-            self.switch_cost.observe(step.catchup_tokens / step.batch_size, step.batch_size, step.catchup_seconds)
-        if step.gamma > 0 and step.drafted in (-1, step.batch_size):
-            self.acceptance.observe(step.gamma, step.committed)
-        self.step_time.learn(step)
+                self.model.learn(step)
 
     def recorded(self) -> Replayed:
         """What really happened."""
@@ -94,7 +83,7 @@ class Recording:
         """`name` in the recorded states."""
         policy = make_policy(parse_policy(name, max_gamma=self.max_gamma), PolicyOptions(self.max_gamma, seed))
         rng = random.Random(seed)
-        chances = self.acceptance.by_position
+        chances = self.model.acceptance.by_position
         now_s = total_s = total_tokens = 0.0
         lag, gammas = 0, []
         for recorded, step in zip(self.states, self.steps, strict=True):
@@ -104,8 +93,8 @@ class Recording:
                 recorded.queue_blocked, lag, Residency.RESIDENT,
             )  # fmt: skip
             gamma = policy.decide(state)
-            catchup_s = self.switch_cost(lag, batch) if gamma and lag else 0.0
-            seconds = self.step_time.predict(gamma, batch, step.kv_tokens) + catchup_s
+            catchup_s = self.model.switch_cost(lag, batch) if gamma and lag else 0.0
+            seconds = self.model.step_time.predict(gamma, batch, step.kv_tokens) + catchup_s
             committed = [0] * (gamma + 1)
             for _ in range(batch):
                 accepted = 0
@@ -120,7 +109,7 @@ class Recording:
             policy.observe(seen)
             lag = 0 if gamma else lag + 1
             now_s += seconds
-            total_s += seconds * step.tokens / (batch * self.acceptance.expected_tokens(gamma))
+            total_s += seconds * step.tokens / (batch * self.model.acceptance.expected_tokens(gamma))
             total_tokens += step.tokens
             gammas.append(gamma)
         return Replayed(name, total_s, total_tokens, _histogram(gammas, self.max_gamma), _switches(gammas))

@@ -46,9 +46,9 @@ def test_a_change_of_acceptance_starts_every_context_over() -> None:
     assert len(policy.snapshot()["contexts"]) == 2
     for _ in range(20):
         policy.observe(observation(3, (8,)))  # all rejected
-        if policy.acceptance.changes:
+        if policy.model.acceptance.changes:
             break
-    assert policy.acceptance.changes == 1
+    assert policy.model.acceptance.changes == 1
     assert policy.snapshot()["contexts"] == []
 
 
@@ -63,7 +63,7 @@ def test_a_batch_size_never_met_is_decided_from_the_others() -> None:
     policy = make()
     play(policy, world, [size for _ in range(150) for size in (1, 4, 96)])
     assert world.best(2, 800, MAX_GAMMA) == 3
-    losses = [policy.loss(gamma, State(99.0, 48, 48 * 400), free=True) for gamma in range(MAX_GAMMA + 1)]
+    losses = [policy.model.loss(gamma, State(99.0, 48, 48 * 400)) for gamma in range(MAX_GAMMA + 1)]
     for gamma, loss in enumerate(losses):
         assert loss == pytest.approx(1.0 / world.goodput(48, 48 * 400, gamma), rel=0.12)
 
@@ -84,9 +84,9 @@ def test_more_requests_are_promised_no_more_than_they_bring(token_s: float, pays
     # Only 64 requests were ever met; whether 96 gain is told by what drafted tokens cost.
     world, policy = World(0.3, draft_s=0.004, token_s=token_s, noise=0.03), make()
     play(policy, world, [64] * 600)
-    promised = policy.larger_rate(96, State(99.0, 64, 64 * 400))
+    promised = policy.model.larger_rate(96, State(99.0, 64, 64 * 400))
     assert promised < 1.02 * world.goodput(96, 96 * 400, 0)
-    assert (promised > 1.05 * policy.plain_rate(64, 64 * 400)) == pays
+    assert (promised > 1.05 * policy.model.plain_rate(64, 64 * 400)) == pays
 
 
 # ---- what it must never do -------------------------------------------------------------------
@@ -160,7 +160,7 @@ def test_a_bad_observation_is_rejected_and_changes_nothing(field: str, seen: Obs
 
 
 def step_times(policy: NightjarPolicy) -> dict[str, Any]:
-    return policy.step_time.snapshot()
+    return policy.model.step_time.snapshot()
 
 
 @pytest.mark.parametrize(
@@ -187,8 +187,8 @@ def test_a_catch_up_teaches_the_switch_cost_and_not_the_step_time() -> None:
     policy.observe(observation(2, (4, 4), 0.25, catchup_seconds=0.125, catchup_tokens=800))
     plain.observe(observation(2, (4, 4), 0.125))
     assert step_times(policy) == step_times(plain)
-    assert policy.acceptance.snapshot() == plain.acceptance.snapshot()
-    assert policy.switch_cost(100, 8) > 5 * plain.switch_cost(100, 8)
+    assert policy.model.acceptance.snapshot() == plain.model.acceptance.snapshot()
+    assert policy.model.switch_cost(100, 8) > 5 * plain.model.switch_cost(100, 8)
 
 
 def test_it_remembers_no_more_the_longer_it_runs() -> None:
@@ -211,7 +211,8 @@ def test_it_remembers_no_more_the_longer_it_runs() -> None:
 
     def held() -> tuple[int, ...]:
         saved = policy.snapshot()
-        return tuple(map(len, (saved["contexts"], saved["step_time"]["cells"], saved["switch_cost"]["cells"])))
+        model = saved["model"]
+        return tuple(map(len, (saved["contexts"], model["step_time"]["cells"], model["switch_cost"]["cells"])))
 
     go(0, 40_000)
     blocks = sys.getallocatedblocks()
@@ -250,7 +251,7 @@ def test_speculation_pays_for_the_prompts_the_draft_reads() -> None:
             policy.observe(observation(0, (4,), 0.03, kv_tokens=400, catchup_tokens=40, catchup_seconds=0.02))
     for _ in range(100):
         busy.observe(observation(1, (), 0.1, kind=StepKind.PREFILL, prefill_tokens=10))
-    added = [busy.loss(gamma, state) - idle.loss(gamma, state) for gamma in range(MAX_GAMMA + 1)]
+    added = [busy.model.loss(gamma, state) - idle.model.loss(gamma, state) for gamma in range(MAX_GAMMA + 1)]
     assert added[0] == 0.0
     # 100 prompts of 10 tokens; of the 800 tokens written then most are remembered, and the running ones write more.
-    assert added[1] == pytest.approx(100 * busy.switch_cost(10, 1) / (800 + 4 * 128), rel=0.3)
+    assert added[1] == pytest.approx(100 * busy.model.switch_cost(10, 1) / (800 + 4 * 128), rel=0.3)

@@ -46,9 +46,9 @@ def test_costs_and_acceptance_are_read_from_the_journal(tmp_path: Path) -> None:
     recording = Recording(write_journal(tmp_path / "j"))
     for gamma in range(4):
         for batch in (1, 40):
-            predicted = recording.step_time.predict(gamma, batch, 100 * batch)
+            predicted = recording.model.step_time.predict(gamma, batch, 100 * batch)
             assert predicted == pytest.approx(true_seconds(gamma, batch), rel=0.05)
-    assert recording.acceptance.by_position[0] == pytest.approx(0.8, abs=0.03)
+    assert recording.model.acceptance.by_position[0] == pytest.approx(0.8, abs=0.03)
 
 
 def test_a_step_belongs_to_its_own_decision(tmp_path: Path) -> None:
