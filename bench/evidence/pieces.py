@@ -21,7 +21,7 @@ class Piece:
 
     name: of its JSON. level: of the evidence.
     line: what follows `scripts/python`, without `--json`.
-    gib: of free memory that its servers take, of models on a CPU about 4 each, of emulated ones 2.5.
+    gib: of free memory that its servers take, of models on a CPU about 4 each, of emulated ones 2.4.
     gpu: it needs one.
     suite: it takes --jobs, and --keep, so that it can be stopped and taken up again. trace: it takes --trace.
     """
@@ -52,9 +52,9 @@ _SIMULATE = "-m sglang_nightjar.simulate"
 
 def _emulated(set_up: str, speed: float) -> Piece:
     """Policies on an emulated device, at a speed at which this CPU's scheduler weighs little (docs/emulation.md)."""
-    line = f"bench/serving.py --emulate {set_up} --emulate-speed {speed} --at-once 5 --loads c8,c32,c128,x0.7,ramp"
-    policies = "off,off+no-draft,static:3,nightjar+elastic:off,nightjar"
-    return Piece(f"emulated-{set_up}", "L2", f"{line} --policies {policies}", gib=13)
+    line = f"bench/serving.py --emulate {set_up} --emulate-speed {speed} --at-once 8 --loads c1,c8,c32,c128,ramp"
+    policies = "off,off+no-draft,static:1,static:3,static:5,dsd,banditspec-ucb,nightjar"
+    return Piece(f"emulated-{set_up}", "L2", f"{line} --policies {policies}", gib=20)
 
 
 PIECES = (
