@@ -3,7 +3,7 @@
 Kept from the paper (arXiv 2512.22420): batch size as context, blocks and bins, arms locked for
 their bin, exploration with probability 1/b, loss = latency per token + the charge for switching
 on. Added: what is learned in one cell serves all (`Acceptance`, `StepTime`); exploration is
-limited to arms that could still be the best; acceptance changes are detected; while off,
+limited to arms that could still be the best, and ends when they could not; acceptance changes are detected; while off,
 probes are paid from a budget; switching between off and on has a dwell and a margin, so that a
 load at the crossover does not thrash. The loss of an arm, in seconds per committed token, is `cost_model.py`'s.
 """
@@ -24,11 +24,12 @@ _FULL_BATCH = 64  # requests
 class _Context:
     """One class of batch sizes: its schedule, the arm locked for the bin in progress, and the knowledge behind it."""
 
-    __slots__ = ("arm", "revision", "schedule")
+    __slots__ = ("arm", "revision", "schedule", "tries")
 
     def __init__(self) -> None:
         self.schedule = BinSchedule()
         self.arm = 0
+        self.tries = False  # whether the arm is one that only might be the best
         self.revision = 0
 
 
@@ -65,9 +66,7 @@ class NightjarPolicy:
         if state.residency is not Residency.RESIDENT:
             return self._play(0, state)
         if self._opening:
-            gamma = self._opening.pop()
-            # A full batch is tried with one draft: more would cost most there, and are least likely to pay.
-            return self._play(min(gamma, 1) if state.batch_size > _FULL_BATCH else gamma, state)
+            return self._play(self._open(state), state)
         probed = self._probe_left == 1
         if self._probe_left > 0:
             self._probe_left -= 1
@@ -79,11 +78,12 @@ class NightjarPolicy:
         if context is None:
             context = self._contexts[_bucket(state.batch_size)] = _Context()
         if context.schedule.step(self.settings.longest_bin):
-            context.arm = self._choose(context, state)
-            context.revision = self._revision
+            context.arm, context.tries = self._choose(context, state)
         elif context.revision != self._revision:
-            context.arm = self._best(self._losses(state), state)
-            context.revision = self._revision
+            context.arm, context.tries = self._best(self._losses(state), state), False
+        elif context.tries:
+            context.tries = self._goes_on(context, state)
+        context.revision = self._revision
         gamma = self._settle(context.arm, state, free=probed)
         if probed:
             self._confirmed = self._confirmed + 1 if (gamma > 0) != before else 0
@@ -98,18 +98,43 @@ class NightjarPolicy:
             return True
         return state.now_s - self._switched_s < self.settings.dwell_s and not self._urgent(0, losses)
 
-    def _choose(self, context: _Context, state: State) -> int:
-        """The arm of a new bin: the best one, or with probability 1/b another that might be."""
+    def _open(self, state: State) -> int:
+        """The next of the first steps."""
+        if state.batch_size <= _FULL_BATCH or self._opening[-1] == 0:
+            return self._opening.pop()
+        # The draft has not read a single prompt yet, and this many at once take long: that has to be earned first.
+        cost = self.model.switch_cost(mean_lag(state), state.batch_size)
+        if cost > self.settings.probe_share * (state.now_s - self._switched_s):
+            return 0
+        # More than one draft would cost most in a full batch, and is least likely to pay.
+        return min(self._opening.pop(), 1)
+
+    def _choose(self, context: _Context, state: State) -> tuple[int, bool]:
+        """The arm of a new bin: the best one, or with probability 1/b another that might be; and which it is."""
         losses = self._losses(state)
         best = self._best(losses, state)
         explores = self._random.random() < context.schedule.exploration_probability
-        if not explores or (best > 0) != (self._gamma > 0):
-            return best  # who is about to leave this side of off/on learns nothing useful by trying more of it
-        plausible = [g for g in range(self.max_gamma + 1) if g != best and self._plausible(g, losses, best, state)]
-        if not plausible:
-            return best
-        # The least known of them teaches most.
-        return min(plausible, key=lambda gamma: (self.model.step_time.samples(gamma, state.batch_size), gamma))
+        if not explores or best == 0 or self._gamma == 0:
+            # Off and on are compared by estimate and by paid probes; who is about to change sides learns
+            # nothing useful by trying more of this one.
+            return best, False
+        if self.model.step_time.samples(best, state.batch_size) < self.settings.known:
+            return best, False  # a trial could not tell yet; where batch sizes change all the time, none ever could
+        # T is convex in gamma and E concave, so the loss has one valley: who beats none of its neighbours is in it.
+        neighbours = range(max(best - 1, 1), min(best + 1, self.max_gamma) + 1)
+        others = [gamma for gamma in neighbours if self._may_beat(gamma, best, losses, state)]
+        if not others:
+            return best, False
+        return min(others, key=lambda gamma: self._hope(gamma, losses[gamma], best, state)), True
+
+    def _goes_on(self, context: _Context, state: State) -> bool:
+        """Whether the arm being tried may still turn out better than the one that looks best."""
+        losses = self._losses(state)
+        best = self._best(losses, state)
+        if best > 0 and self._may_beat(context.arm, best, losses, state):
+            return True
+        context.arm = best
+        return False
 
     def _losses(self, state: State) -> list[float]:
         return [self._loss(gamma, state) for gamma in range(self.max_gamma + 1)]
@@ -126,21 +151,21 @@ class NightjarPolicy:
             return on if losses[on] < losses[0] * (1.0 - self.settings.margin) else 0
         return 0 if losses[0] < losses[on] * (1.0 - self.settings.margin) else on
 
-    def _plausible(self, gamma: int, losses: list[float], best: int, state: State) -> bool:
-        """Whether `gamma` may still turn out better than `best`, and keeps the SLO where that matters."""
-        if (gamma == 0) != (self._gamma == 0):
-            return False  # off and on are compared by estimate and by paid probes, not by exploring
-        return self._could_win(gamma, losses[gamma], best, losses[best], state)
-
-    def _could_win(self, gamma: int, loss: float, best: int, least: float, state: State) -> bool:
-        """Whether `gamma` is better than `best` if its `loss` is off by a standard error, within the SLO."""
-        limit = self.settings.tpot_slo_s
-        if limit is not None and loss * state.batch_size > limit >= least * state.batch_size:
+    def _may_beat(self, gamma: int, best: int, losses: list[float], state: State) -> bool:
+        """Whether `gamma` is better than `best` if its loss is off by a standard error, within the SLO."""
+        if gamma == best:
             return False
+        limit = self.settings.tpot_slo_s
+        if limit is not None and losses[gamma] * state.batch_size > limit >= losses[best] * state.batch_size:
+            return False
+        return self._hope(gamma, losses[gamma], best, state) < losses[best]
+
+    def _hope(self, gamma: int, loss: float, best: int, state: State) -> float:
+        """`loss` of `gamma` less the standard error of its comparison with `best`."""
         error = self.model.step_time.relative_error(gamma, state.batch_size)
         if gamma > best:  # a deeper chain rests on positions less known; a shorter one is known with the best
             error += self.model.acceptance.relative_error(gamma)
-        return loss * (1.0 - self.settings.caution * error) < least
+        return loss * (1.0 - self.settings.caution * error)
 
     def _settle(self, arm: int, state: State, free: bool) -> int:
         """Holds the present side of off/on for the dwell (`free`: not so), and starts a probe when one is due."""
@@ -181,7 +206,9 @@ class NightjarPolicy:
         arm, steps = self._other_side(state), self.settings.probe_steps
         here, there = (self.model.step_time.predict(g, state.batch_size, state.kv_tokens) for g in (self._gamma, arm))
         if arm == 0:
-            if not self._could_win(0, self._loss(0, state), self._gamma, self._loss(self._gamma, state), state):
+            losses = self._losses(state)
+            least = self.model.step_time.least_plain(state.batch_size) / state.batch_size
+            if least >= losses[self._gamma] or not self._may_beat(0, self._gamma, losses, state):
                 return self._ask_later(settled_for)
             if new:
                 return True
@@ -228,7 +255,7 @@ class NightjarPolicy:
         return {
             "random": save_random(self._random),
             "model": self.model.snapshot(),
-            "contexts": [[key, c.schedule.snapshot(), c.arm, c.revision] for key, c in self._contexts.items()],
+            "contexts": [[key, c.schedule.snapshot(), c.arm, c.tries, c.revision] for key, c in self._contexts.items()],
             "opening": list(self._opening),
             "gamma": self._gamma,
             "switched_s": self._switched_s if self._started else None,
@@ -239,10 +266,10 @@ class NightjarPolicy:
         load_random(self._random, saved["random"])
         self.model.restore(saved["model"])
         self._contexts = {}
-        for key, schedule, arm, revision in saved["contexts"]:
+        for key, schedule, arm, tries, revision in saved["contexts"]:
             context = self._contexts[int(key)] = _Context()
             context.schedule.restore(schedule)
-            context.arm, context.revision = int(arm), int(revision)
+            context.arm, context.tries, context.revision = int(arm), bool(tries), int(revision)
         self._opening = [int(gamma) for gamma in saved["opening"]]
         self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None

@@ -19,12 +19,13 @@ class NightjarSettings:
         probe_steps: steps of one probe.
         longest_bin: decisions an arm stays locked at most, so that the planner can react.
         caution: how many standard errors an arm is given the benefit of, to count as plausible.
+        known: steps that the best arm must have had at a batch size before others are tried against it there.
     """
 
     tpot_slo_s: float | None = None
     first_gamma: int = 3
     trials: int = 2
-    horizon: int = 64
+    horizon: int = 128
     margin: float = 0.015
     dwell_s: float = 1.0
     urgent: float = 0.15
@@ -32,6 +33,7 @@ class NightjarSettings:
     probe_steps: int = 6
     longest_bin: int = 32
     caution: float = 1.0
+    known: int = 16
 
     def __post_init__(self) -> None:
         if self.tpot_slo_s is not None and not self.tpot_slo_s > 0:
@@ -39,6 +41,6 @@ class NightjarSettings:
         for name in ("trials", "horizon", "probe_steps", "longest_bin"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for name in ("margin", "dwell_s", "urgent", "probe_share", "caution"):
+        for name in ("margin", "dwell_s", "urgent", "probe_share", "caution", "known"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must not be negative")

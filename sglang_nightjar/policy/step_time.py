@@ -41,6 +41,7 @@ _CELL_WINDOW = 256.0  # steps a cell's mean remembers
 _CELL_FADE = 0.9999  # a cell's samples fade by this per step of the server
 _LINE_ERROR = 0.10  # relative error assumed of the regression until it is known, for each doubling of the batch,
 _FAR_ERROR = 0.10  # and for each doubling between it and the nearest batch at which off (or on) was ever tried
+_BEYOND_ERROR = 0.20  # and for each doubling of the tokens through the target beyond what is known well
 _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as that much
 _TRUST = 30  # steps before hiccups are told from learning
 _KNOWN = 8.0  # steps in a cell's mean before what departs from it is taken for the pace's
@@ -72,6 +73,8 @@ class StepTime:
         self._noise = 0.05  # typical relative deviation of a step from its cell
         self._line_errors: dict[int, float] = {}  # and of a cell from the regression, by the batch's bit length
         self._tried: tuple[set[int], set[int]] = (set(), set())  # bit lengths of batches seen while off, and on
+        self._most_tokens = 1  # of the well-known cells
+        self._shortest: dict[int, float] = {}  # bit length of the batch -> shortest plain step, s
 
     def learn(self, seen: Observation) -> None:
         """Learns one step, without its catch-up; one that `tells_step_time` says nothing of teaches nothing."""
@@ -97,7 +100,10 @@ class StepTime:
         seconds *= math.exp(-self._pace)
         if self._steps > _TRUST:
             self._noise += 0.02 * (min(abs(seconds / predicted - 1.0), 1.0) - self._noise)
-        self._tried[gamma > 0].add(batch_size.bit_length())
+        bits = batch_size.bit_length()
+        self._tried[gamma > 0].add(bits)
+        if gamma == 0:
+            self._shortest[bits] = min(self._shortest.get(bits, seconds), seconds)
         self._pending.append((gamma, batch_size, kv_tokens, seconds, draft_share * seconds))
         if self._steps <= _REFIT_EVERY or len(self._pending) >= _REFIT_EVERY:
             self._fit()
@@ -106,9 +112,11 @@ class StepTime:
             self._cells[batch_size, gamma] = [1.0, seconds, float(kv_tokens), float(self._steps)]
             return
         if self._steps > _TRUST and weight > _BELIEF:
-            known = self._line_errors.get(batch_size.bit_length(), _LINE_ERROR)
-            self._line_errors[batch_size.bit_length()] = known + 0.01 * (min(abs(line / cell[1] - 1.0), 0.5) - known)
+            known = self._line_errors.get(bits, _LINE_ERROR)
+            self._line_errors[bits] = known + 0.01 * (min(abs(line / cell[1] - 1.0), 0.5) - known)
         cell[0] = weight = min(weight + 1.0, _CELL_WINDOW)
+        if weight >= _KNOWN:
+            self._most_tokens = max(self._most_tokens, batch_size * (gamma + 1))
         cell[1] += (seconds - cell[1]) / weight
         cell[2] += (kv_tokens - cell[2]) / weight
         cell[3] = self._steps
@@ -158,8 +166,17 @@ class StepTime:
         if not self.tried(gamma, batch_size):
             # Steps of the other side alone do not tell what of them is the draft's share, what the rows'.
             line_error += _FAR_ERROR * min((abs(bits - other) for other in self._tried[gamma > 0]), default=bits)
-        error: float = line_error * _BELIEF / (_BELIEF + weight) + self._noise / (1.0 + weight) ** 0.5
-        return error
+        beyond = batch_size * (gamma + 1) / self._most_tokens
+        if beyond > 1.0:
+            line_error += _BEYOND_ERROR * math.log2(beyond)
+        # The noise is the mean's, so it counts for as much as the mean does.
+        return (line_error * _BELIEF + self._noise * math.sqrt(weight)) / (_BELIEF + weight)
+
+    def least_plain(self, batch_size: int) -> float:
+        """Seconds that a plain step takes at the least: as long as the shortest ever seen of batches half as large."""
+        bits = batch_size.bit_length()
+        shortest = max((seconds for other, seconds in self._shortest.items() if other < bits), default=0.0)
+        return shortest * math.exp(self._pace)
 
     def tried(self, gamma: int, batch_size: int) -> bool:
         """Whether a step on `gamma`'s side of off/on was ever seen at a batch of this size, to a factor of two."""
@@ -221,6 +238,8 @@ class StepTime:
             "noise": self._noise,
             "line_errors": [list(pair) for pair in self._line_errors.items()],
             "tried": [sorted(bits) for bits in self._tried],
+            "most_tokens": self._most_tokens,
+            "shortest": [list(pair) for pair in self._shortest.items()],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -234,6 +253,8 @@ class StepTime:
         self._noise = float(saved["noise"])
         self._line_errors = {int(bits): float(error) for bits, error in saved["line_errors"]}
         self._tried = set(map(int, saved["tried"][0])), set(map(int, saved["tried"][1]))
+        self._most_tokens = int(saved["most_tokens"])
+        self._shortest = {int(bits): float(seconds) for bits, seconds in saved["shortest"]}
 
 
 def _features(steps: _Floats) -> _Floats:

@@ -20,24 +20,32 @@ def make(seed: int = 3, **options: Any) -> NightjarPolicy:
 
 
 class Locks:
-    """Checks each decision of a policy against the rule that an arm is locked in its bin."""
+    """Checks each decision of a policy against the rule that an arm is locked in its bin, or until it is ruled out."""
 
     def __init__(self, policy: NightjarPolicy) -> None:
         self.policy = policy
-        self.kept = self.chosen = 0
+        self.kept = self.chosen = self.ruled_out = 0
 
     def decide(self, state: State) -> int:
         policy, key = self.policy, _bucket(state.batch_size)
         context = policy._contexts.get(key)
         opening = bool(policy._opening)
+        tried = context is not None and context.tries
+        losses = policy._losses(state)
+        best = policy._best(losses, state)
         probing, revision, side = policy._probe_left, policy._revision, policy._gamma > 0
         gamma = policy.decide(state)
         if opening or state.residency is not Residency.RESIDENT or probing > 1:
             return gamma
         arm, now = policy._contexts[key].arm, policy._contexts[key]
         if probing == 0 and now is context and self.left[key] > 0 and self.revision[key] == revision:
-            assert arm == self.arm[key]
-            self.kept += 1
+            if arm == self.arm[key]:
+                self.kept += 1
+            else:  # only a trial ends before its bin, and then for the rest of it
+                assert tried and not now.tries
+                assert arm == best
+                assert best == 0 or not policy._may_beat(self.arm[key], best, losses, state)
+                self.ruled_out += 1
         else:
             self.chosen += 1
         if probing == 0 and policy._probe_left == 0 and (arm > 0) == side:
@@ -73,6 +81,61 @@ def test_an_arm_is_locked_no_longer_than_the_longest_bin() -> None:
     locks = Locks(make(longest_bin=4))
     play(locks, PAYS, [8] * 1000)
     assert locks.kept <= 0.76 * 1000
+
+
+def test_a_trial_ends_once_its_arm_is_ruled_out() -> None:
+    world = World(0.5, draft_s=0.008, noise=0.01)  # two drafts are worse than one by 10 %
+    assert world.best(8, 3200, MAX_GAMMA) == 1
+    ruled_out = 0
+    for seed in range(8):
+        locks = Locks(make(seed, caution=2.0))
+        play(locks, world, [8] * 3000)
+        ruled_out += locks.ruled_out
+    assert ruled_out >= 3
+
+
+def test_only_neighbours_of_the_best_arm_are_tried() -> None:
+    world = World(0.35, draft_s=0.003, noise=0.01)
+    played = [step.gamma for step in play(make(caution=1e4), world, [8] * 3000)[20:]]
+    assert played.count(2) > 30 and played.count(3) == 0
+
+
+class Watched:
+    """Counts the decisions in which a policy tried an arm that only might be the best."""
+
+    def __init__(self, policy: NightjarPolicy) -> None:
+        self.policy = policy
+        self.tries = 0
+
+    def decide(self, state: State) -> int:
+        gamma = self.policy.decide(state)
+        context = self.policy._contexts.get(_bucket(state.batch_size))
+        self.tries += context is not None and context.tries
+        return gamma
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policy, name)
+
+
+def test_nothing_is_tried_where_the_best_arm_is_hardly_known() -> None:
+    close = World(0.5, draft_s=0.0035, noise=0.2)  # 1 and 2 within 2 %
+    sizes = [4 + index % 37 for index in range(37 * 12)]  # each a dozen times
+    impatient, patient = Watched(make(known=0)), Watched(make(known=13))
+    for policy in (impatient, patient):
+        play(policy, close, sizes)
+    assert patient.tries == 0 < impatient.tries
+
+
+def test_a_full_batch_is_tried_with_drafts_when_that_is_earned() -> None:
+    policy, world = make(), World(0.5, draft_s=0.004)
+    cost = policy.model.switch_cost(400, 100)  # the draft has read none of the prompts
+    full = [State(0.01 * step, 100, 100 * 400, max_lag=400) for step in range(2000)]
+    played = run(policy, world, full)
+    first = next(index for index, gamma in enumerate(played) if gamma > 0)
+    assert played[first] == 1
+    assert full[first].now_s == pytest.approx(cost / policy.settings.probe_share, rel=0.01)
+    few = [State(0.01 * step, 64, 64 * 400, max_lag=400) for step in range(4)]
+    assert run(make(), world, few) == [0, 0, 3, 3]
 
 
 def test_starts_with_a_few_steps_of_either_side() -> None:

@@ -76,6 +76,24 @@ def test_little_is_claimed_of_a_side_never_tried_at_such_a_batch() -> None:
     assert step_time.tried(0, 16) and step_time.relative_error(0, 16) < errors[-1] - 0.3
 
 
+def test_little_is_claimed_of_more_tokens_than_ever_went_through_the_target() -> None:
+    step_time = taught([(0, 16), (1, 16), (2, 16)], 60)
+    errors = [step_time.relative_error(gamma, 16) for gamma in range(6)]
+    assert max(errors[:3]) < 0.03
+    assert 0.05 < errors[3] < errors[4] < errors[5] < 0.3
+    assert taught([(0, 16), (1, 16), (2, 16), (0, 96)], 60).relative_error(5, 16) < errors[5] - 0.1
+
+
+def test_a_plain_step_is_no_shorter_than_those_of_batches_half_as_large() -> None:
+    step_time = taught([(0, 1), (0, 4), (5, 32)], 30)
+    floor = step_time.least_plain(16)
+    assert 0.9 * truth(0, 4) < floor <= truth(0, 4)
+    assert step_time.least_plain(4) < 1.01 * truth(0, 1), "only of smaller batches"
+    assert step_time.least_plain(1) == 0.0
+    step_time.observe(0, 4, 4 * CONTEXT, 10.0)  # a hiccup is not the shortest
+    assert step_time.least_plain(16) < 1.1 * floor
+
+
 def test_kv_is_not_blamed_for_what_drafts_take() -> None:
     # KV grows with the batch, as the drafts' time does. Here a token of KV costs nothing.
     def seconds(gamma: int, batch_size: int) -> float:
