@@ -28,6 +28,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[0] = str(ROOT / "tests")
 sys.path.append(str(ROOT / "bench"))
@@ -134,8 +136,9 @@ def serve(each: Contender, load: str, options: argparse.Namespace) -> dict[str, 
     record, answers = send(each.server.url, draw(load, rules_of(options)), speed=speed)
     after = each.read()
     found = figures(summarize(record, Slo())) | each.between(before, after)
-    work = record.work
-    found["tokens_s"], _ = window(work.arrival_s, record.first_s, record.finish_s, work.output, work.concurrency)
+    sent, chunks = np.array([answer.sent_s for answer in answers]), [np.array(each.chunks_s) for each in answers]
+    rate, _ = window(sent, chunks, record.work.output, record.work.concurrency)
+    found["tokens_s"] = rate / speed
     found["texts"] = zlib.crc32("".join(answer.text for answer in answers).encode())
     if "steps_by_gamma" in found:
         steps = found["steps_by_gamma"]

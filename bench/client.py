@@ -90,8 +90,8 @@ class Run:
             raise SystemExit(f"{found['completed']} of {self._count} requests were answered; see {self._server.log}")
         result = converted(found, self._speed)
         result["answers"] = [zlib.crc32(text.encode()) for text in found["generated_texts"]]
-        sent, first, finish, tokens = np.array(json.loads(self._times.read_text())).T
-        rate, seconds = window(sent, first, finish, tokens.astype(np.int64), self._clients)
+        sent, chunks, tokens = zip(*json.loads(self._times.read_text()), strict=True)
+        rate, seconds = window(np.array(sent), [np.array(times) for times in chunks], np.array(tokens), self._clients)
         result["throughput"], result["window_s"] = rate / self._speed, seconds * self._speed
         result["goodput"] = result["slo_attainment"] * self._count / result["window_s"]
         return result
@@ -128,17 +128,17 @@ def _check(function: Callable[..., Any], expected: tuple[str, ...]) -> None:
 
 
 def _note_times(path: Path) -> None:
-    """Writes, of each request, when it was sent, its first and its last token, and its tokens."""
+    """Writes, of each request, when it was sent, when the parts of its answer came, and its tokens."""
     from sglang.benchmark import serving
 
     original = serving.calculate_metrics
     _check(original, _METRICS)
 
     def calculate_metrics(*, outputs: Sequence[Any], **others: Any) -> Any:
-        rows = [
-            (each.start_time, each.start_time + each.ttft, each.start_time + each.latency, each.output_len)
-            for each in outputs
-        ]
+        rows = []
+        for each in outputs:
+            first = each.start_time + each.ttft
+            rows.append((each.start_time, [first, *(first + np.cumsum(each.itl)).tolist()], each.output_len))
         path.write_text(json.dumps(rows))
         return original(outputs=outputs, **others)
 

@@ -8,7 +8,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import aiohttp
 import numpy as np
@@ -25,8 +25,7 @@ class Answer:
     """One request's. Times in s since the load began, on this machine's clock."""
 
     sent_s: float = float("nan")
-    first_s: float = float("nan")
-    last_s: float = float("nan")
+    chunks_s: list[float] = field(default_factory=list)  # when its parts came
     tokens: int = 0
     text: str = ""
 
@@ -50,8 +49,8 @@ def send(url: str, work: Work, *, speed: float, seed: int = 0) -> tuple[Record, 
         raise RuntimeError(f"{len(short)} of {len(answers)} requests were cut short, the first is number {short[0]}")
     began = min(answer.sent_s for answer in answers)
     sent, first, last = (
-        (np.array([getattr(answer, name) for answer in answers]) - began) * speed
-        for name in ("sent_s", "first_s", "last_s")
+        (np.array(times) - began) * speed
+        for times in zip(*((each.sent_s, each.chunks_s[0], each.chunks_s[-1]) for each in answers), strict=True)
     )
     record = Record(Work(sent, work.prompt, work.output, work.concurrency), 0, 0.0, float("inf"))
     record.first_s, record.finish_s = first, last
@@ -102,9 +101,8 @@ class _Client:
             response.raise_for_status()
             async for line in response.content:
                 if line.startswith(b"data: {"):
-                    answer.last_s, last = self._now(), line
-                    if answer.first_s != answer.first_s:  # not a number yet
-                        answer.first_s = answer.last_s
+                    answer.chunks_s.append(self._now())
+                    last = line
         content = json.loads(last.removeprefix(b"data: "))
         answer.tokens, answer.text = content["meta_info"]["completion_tokens"], content["text"]
 
