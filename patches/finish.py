@@ -22,8 +22,11 @@ def finish_token_by_token(original: Callable[..., None], req: Any, new_accepted_
 
     All of them stay in `output_ids`, since their KV is committed; `finished_len` says how many count.
     """
+    if new_accepted_len == 1:
+        original(req, 1)
+        return
     params = req.sampling_params
-    looks_for_text = new_accepted_len > 1 and (params.stop_strs or params.stop_regex_strs)
+    looks_for_text = params.stop_strs or params.stop_regex_strs
     if not looks_for_text or req.to_finish is not None or req.finished():
         original(req, new_accepted_len)
         return

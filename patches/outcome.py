@@ -29,12 +29,13 @@ def report_outcome(original: Callable[..., Any], scheduler: Any, batch: Any, res
     if batch is PROCESSED:
         return None
     reqs = list(batch.reqs)
-    done_before = [req.finished() or req.is_retracted for req in reqs]
+    # With overlap a request may have ended, or been retracted, in the step before, when this one was under way.
+    done_before = [req.finished() or req.is_retracted for req in reqs] if batch.enable_overlap else [False] * len(reqs)
     is_prefill = batch.forward_mode.is_extend()
     ended_prompts = [req for req in reqs if req.inflight_middle_chunks <= 0] if is_prefill else []
     began_s = own.clock()
     facts, lens = own.flight.awaited(batch.forward_iter).facts, []
-    if facts is not None:
+    if facts is not None and facts.gamma > 0:
         result.copy_done.synchronize()  # as `original` begins
         lens = result.accept_lens.tolist()
         if facts.drafting:
@@ -76,7 +77,8 @@ def _observation(
 ) -> Observation:
     committed = [0] * (facts.gamma + 1)
     cut = cut_tokens = 0
-    for req, was_done, length in zip(reqs, done_before, lens, strict=True):
+    # A plain step gave each one token.
+    for req, was_done, length in zip(reqs, done_before, lens or [1] * len(reqs), strict=True):
         if was_done:  # in the step before, whose outcome was not known when this one was launched: it got nothing
             cut += 1
         elif req.finished():
@@ -93,7 +95,7 @@ def _observation(
         cut=cut,
         cut_tokens=cut_tokens,
         drafted=facts.drafted,
-        kv_tokens=sum(req.kv.kv_committed_len for req in reqs if req.kv is not None),
+        kv_tokens=facts.kv_tokens,
         catchup_tokens=facts.catchup_tokens,
         catchup_seconds=min(facts.catchup_seconds, seconds),
         draft_seconds=min(facts.draft_seconds, max(seconds - facts.catchup_seconds, 0.0)),

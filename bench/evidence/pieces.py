@@ -89,7 +89,7 @@ PIECES = (
         "--may-end --server-arguments='--max-total-tokens 2560 --schedule-conservativeness 0.3'",
         gib=8,
     ),
-    _emulated("4090-r1-qwen-7b", speed=0.1),
+    _emulated("4090-r1-qwen-7b", speed=0.2),
     _emulated("a100-vicuna-13b", speed=0.1),
     _emulated("2xl20-qwen-32b", speed=0.25),
     Piece("lossless", "L2", "bench/lossless.py", gib=3),

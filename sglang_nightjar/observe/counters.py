@@ -35,7 +35,8 @@ class Counters:
 class StepFacts:
     """What the worker did in one decode step. `drafted`: requests that drafted; `tokens`: what those committed;
     `rejected`: their drafts that were verified and not accepted. `drafting`: whether each request of the batch drafted,
-    in order; empty where none did. `draft_seconds`: of the draft's forwards, catching up left out."""
+    in order; empty where none did. `draft_seconds`: of the draft's forwards, catching up left out. `kv_tokens`: of all
+    requests, before the step."""
 
     gamma: int
     drafted: int = 0
@@ -45,6 +46,7 @@ class StepFacts:
     catchup_seconds: float = 0.0
     draft_seconds: float = 0.0
     drafting: tuple[bool, ...] = ()
+    kv_tokens: int = 0
 
 
 @dataclass(slots=True)

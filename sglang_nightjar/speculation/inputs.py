@@ -1,8 +1,13 @@
 """What a chain round carries through SGLang's scheduler: draft input in, verify input out."""
 
+import copy
+from typing import Any
+
 import torch
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.eagle_info import EagleDraftInput, EagleVerifyInput
+
+from sglang_nightjar.speculation.transfer import host_lengths
 
 
 class ChainDraftInput(EagleDraftInput):
@@ -54,3 +59,22 @@ def chain_verify_input(candidates: torch.Tensor, seq_lens: torch.Tensor) -> Eagl
         seq_lens_sum=None,
         seq_lens_cpu=None,
     )
+
+
+def plain_decode(batch: Any, req_to_token: torch.Tensor) -> Any:
+    """`batch`, an SGLang decode batch, as a server without speculation has it: each request's bonus token is computed,
+    at its next position.
+
+    Args:
+        req_to_token: int32 [requests, context], slots by row and position.
+    """
+    seq_lens, rows = batch.seq_lens.to(torch.int64), batch.req_pool_indices.to(torch.int64)
+    decode = copy.copy(batch)
+    decode.forward_mode = ForwardMode.DECODE
+    decode.input_ids = batch.spec_info.bonus_tokens.to(torch.int64)
+    decode.out_cache_loc = req_to_token[rows, seq_lens].to(torch.int64)
+    decode.seq_lens = seq_lens + 1
+    decode.seq_lens_cpu = decode.seq_lens if seq_lens.device.type == "cpu" else host_lengths(batch) + 1
+    decode.seq_lens_sum = int(decode.seq_lens_cpu.sum())
+    decode.spec_info = None
+    return decode

@@ -1,7 +1,8 @@
 """How far the draft lags behind the running requests, which is asked before every decode step.
 
 To look it up is to look at every slot of every request. But where only the target decodes, what the draft has seen of a
-request stays as it is. So that is looked up after a step of any other kind, and remembered until the next one.
+request stays as it is. So that is looked up after a step of any other kind, and remembered until the next one; and
+while the batch is the same one, every request is just as many tokens further as the first.
 """
 
 from collections.abc import Callable
@@ -22,17 +23,29 @@ class KnownLags:
         self._state, self._look_up = state, look_up
         self._seen: dict[str, int] = {}  # tokens of each request, from its begin
         self._losses = state.losses
+        self._reqs: Any = None  # list and length of the batch asked about last; it grows in place, and never shrinks
+        self._count = 0
+        self._largest = self._first = 0  # the answer, and the first request's tokens then
 
     def forget(self) -> None:
         """Something else than a plain decode has been made."""
         self._seen.clear()
+        self._reqs = None
 
     def largest(self, batch: Any) -> int:
         """Of any request in `batch`, in tokens."""
         if self._losses != self._state.losses:
             self.forget()
             self._losses = self._state.losses
-        lengths = host_lengths(batch).tolist()
+        lengths = host_lengths(batch)
+        first = int(lengths[0])
+        if batch.reqs is self._reqs and len(batch.reqs) == self._count:
+            return self._largest + first - self._first
+        self._largest, self._first = self._of_all(batch, lengths.tolist()), first
+        self._reqs, self._count = batch.reqs, len(batch.reqs)
+        return self._largest
+
+    def _of_all(self, batch: Any, lengths: list[int]) -> int:
         seen = self._seen
         if all(req.rid in seen for req in batch.reqs):
             return max(length - seen[req.rid] for req, length in zip(batch.reqs, lengths, strict=True))

@@ -31,6 +31,7 @@ def sample_chain(
     reqs: list[Any],
     sampling_info: Any,
     grammar_mask: Any | None,
+    keep_logits: bool,
     late: Mapping[str, Sequence[int]] = NONE_LATE,
 ) -> torch.Tensor:
     """Draws a token at every position of every chain.
@@ -45,6 +46,7 @@ def sample_chain(
         reqs: SGLang requests, for penalties.
         sampling_info: the batch's `SamplingBatchInfo`.
         grammar_mask: mask over the B * n rows, or None.
+        keep_logits: whether anybody reads `logits` afterwards; sampling at a temperature overwrites them.
         late: output tokens the scheduler has not appended yet (`late_tokens.py`), for penalties.
     Returns:
         int64 [B, n].
@@ -61,7 +63,7 @@ def sample_chain(
     if width > 1:
         positions = (positions.unsqueeze(1) + torch.arange(width, device=candidates.device)).flatten()
     tokens = sampler(
-        _LogitsOnly(logits if sampling_info.is_all_greedy else logits.clone()),  # sampling overwrites them
+        _LogitsOnly(logits.clone() if keep_logits and not sampling_info.is_all_greedy else logits),
         _repeat_rows(sampling_info, width),
         False,
         [],
@@ -73,8 +75,6 @@ def sample_chain(
 
 def accepted_drafts(tokens: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
     """Drafts in agreement with the draws before the first disagreement, int64 [B]."""
-    if candidates.shape[1] == 1:
-        return torch.zeros(len(candidates), dtype=torch.int64, device=candidates.device)
     agrees = tokens[:, :-1] == candidates[:, 1:]
     return agrees.long().cumprod(1).sum(1)
 

@@ -10,14 +10,13 @@ What a step computes stays on the device of its batch. The host reads how far th
 what was committed after the verification; at gamma 0 it reads nothing.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_spec
 from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
 from sglang.srt.speculative.eagle_utils import eagle_prepare_for_verify
@@ -30,7 +29,7 @@ from sglang_nightjar.controller_start import start_controller
 from sglang_nightjar.observe.counters import StepFacts
 from sglang_nightjar.patches import elastic, verify_installed
 from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
-from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
+from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input, plain_decode
 from sglang_nightjar.speculation.lags import KnownLags
 from sglang_nightjar.speculation.late_tokens import NONE_LATE, LateTokens
 from sglang_nightjar.speculation.request_options import speculates
@@ -43,6 +42,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     _draft_worker: ChainDraftWorker
     draft_worker_cls: type[ChainDraftWorker] = ChainDraftWorker
+    _ones = torch.ones(0, dtype=torch.int32)  # as many as were needed so far
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         verify_installed()
@@ -135,10 +135,10 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
     def _decode(self, batch: Any, grammar_barrier: Callable[[], None] | None) -> tuple[Any, StepFacts]:
         directive = self._controller.directive
         late = self._late.of(batch.reqs, (batch.seq_lens + 1).tolist()) if batch.enable_overlap else NONE_LATE
-        wanted = [directive.gamma > 0 and speculates(req) for req in batch.reqs]
+        wanted = [speculates(req) for req in batch.reqs] if directive.gamma > 0 else []
         if not any(wanted):
-            candidates = batch.spec_info.bonus_tokens.to(torch.int64).unsqueeze(1)
-            return self._verify(batch, candidates, grammar_barrier, None, late), StepFacts(0)
+            return self._decode_plainly(batch, grammar_barrier, late)
+        kv_tokens = int(host_lengths(batch).sum())
         with self._draft_worker.context():
             chain = self._draft_worker.draft_chain(
                 batch,
@@ -165,6 +165,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             chain.catchup_seconds() * self._controller.speed,
             chain.draft_seconds() * self._controller.speed,
             tuple(chain.drafted.tolist()),
+            kv_tokens,
         )
 
     # -- what differs between devices --
@@ -194,27 +195,88 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         batch: Any,
         candidates: torch.Tensor,
         grammar_barrier: Callable[[], None] | None,
-        most: torch.Tensor | None,
+        most: torch.Tensor,
         late: Mapping[str, Sequence[int]],
     ) -> Any:
-        """Runs the target over `candidates` (int64 [B, n]) and samples after each; n = 1 is a plain decode.
+        """Runs the target over `candidates` (int64 [B, n], n > 1) and samples after each.
 
-        `most`: int64 [B], drafts of each request that may be accepted; None for no limit. `late`: output tokens the
-        scheduler has not appended yet.
+        `most`: int64 [B], drafts of each request that may be accepted. `late`: output tokens the scheduler has not
+        appended yet.
         """
         batch_size, width = candidates.shape
         seq_lens, device = batch.seq_lens, candidates.device
         self._before_verification(width - 1)
-        if width == 1:
-            forward_batch = self._plain_decode_batch(batch, candidates)
-        else:
-            batch.spec_info = self._verify_input(batch, candidates)
-            forward_batch, _ = eagle_prepare_for_verify(
-                batch.spec_info, self.req_to_token_pool, batch, self.target_worker
-            )
+        batch.spec_info = self._verify_input(batch, candidates)
+        forward_batch, _ = eagle_prepare_for_verify(batch.spec_info, self.req_to_token_pool, batch, self.target_worker)
         forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
-        logits_output = forward.logits_output
+        tokens = self._sample(batch, forward.logits_output, candidates, seq_lens, grammar_barrier, late)
+        accepted = accepted_drafts(tokens, candidates).minimum(most)
+        predict = tokens.to(torch.int32).flatten()
+        if batch.return_logprob:
+            index = torch.arange(batch_size * width, dtype=torch.int32, device=device).view(batch_size, width)
+            accept_index = torch.where(torch.arange(width, device=device) <= accepted.unsqueeze(1), index, -1)
+            compute_spec_logprobs(batch, forward.logits_output, predict, accept_index=accept_index)
+        accept_lens = (accepted + 1).to(torch.int32)
+        return GenerationBatchResult(
+            logits_output=forward.logits_output,
+            next_token_ids=predict,
+            can_run_cuda_graph=forward.can_run_cuda_graph,
+            speculative_num_draft_tokens=width,
+            next_draft_input=ChainDraftInput(bonus_tokens=tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)),
+            accept_lens=accept_lens,
+            new_seq_lens=seq_lens + accept_lens,
+        )
 
+    def _decode_plainly(
+        self, batch: Any, grammar_barrier: Callable[[], None] | None, late: Mapping[str, Sequence[int]]
+    ) -> tuple[Any, StepFacts]:
+        """A step of a server without speculation: one token per request, at its next position.
+
+        What a verification computes of every chain is known here, and each tensor operation costs the host as much as
+        a scheduler's hook does.
+        """
+        self._before_verification(0)
+        decode = plain_decode(batch, self.req_to_token_pool.req_to_token)
+        self._draft_worker.skip(decode)
+        forward_batch = ForwardBatch.init_new(
+            decode,
+            self.target_worker.model_runner,
+            capture_hidden_mode=CaptureHiddenMode.NULL,
+            return_hidden_states_before_norm=False,
+        )
+        forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
+        candidates = decode.input_ids.unsqueeze(1)
+        tokens = self._sample(batch, forward.logits_output, candidates, batch.seq_lens, grammar_barrier, late).flatten()
+        predict = tokens.to(torch.int32)
+        if batch.return_logprob:
+            compute_spec_logprobs(batch, forward.logits_output, predict, chain_stride=1)
+        result = GenerationBatchResult(
+            logits_output=forward.logits_output,
+            next_token_ids=predict,
+            can_run_cuda_graph=forward.can_run_cuda_graph,
+            speculative_num_draft_tokens=1,
+            next_draft_input=ChainDraftInput(bonus_tokens=tokens),
+            accept_lens=self._one_each(len(tokens)),
+            new_seq_lens=decode.seq_lens,
+        )
+        return result, StepFacts(0, kv_tokens=decode.seq_lens_sum - len(tokens))
+
+    def _one_each(self, requests: int) -> torch.Tensor:
+        """int32 [requests], all 1; not to be written to."""
+        if len(self._ones) < requests:
+            self._ones = torch.ones(2 * requests, dtype=torch.int32, device=self.device)
+        return self._ones[:requests]
+
+    def _sample(
+        self,
+        batch: Any,
+        logits_output: Any,
+        candidates: torch.Tensor,
+        seq_lens: torch.Tensor,
+        grammar_barrier: Callable[[], None] | None,
+        late: Mapping[str, Sequence[int]],
+    ) -> torch.Tensor:
+        """The target's own token after each of `candidates`, int64 [B, n]."""
         grammar_mask = None
         if batch.has_grammar:
             chain = chain_verify_input(candidates, seq_lens)
@@ -222,10 +284,10 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
                 reqs=batch.reqs,
                 tree=GrammarTree.from_device(chain.retrieve_next_token, chain.retrieve_next_sibling, candidates),
                 sampling_info=batch.sampling_info,
-                device=device,
+                device=candidates.device,
                 barrier=grammar_barrier,
             )
-        tokens = sample_chain(
+        return sample_chain(
             sampler=self.target_worker.model_runner.sampler,
             logits=logits_output.next_token_logits,
             candidates=candidates,
@@ -233,45 +295,8 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             reqs=batch.reqs,
             sampling_info=batch.sampling_info,
             grammar_mask=grammar_mask,
+            keep_logits=batch.return_logprob,
             late=late,
-        )
-        accepted = accepted_drafts(tokens, candidates)
-        if most is not None:
-            accepted = accepted.minimum(most)
-        predict = tokens.to(torch.int32).flatten()
-        if batch.return_logprob:
-            index = torch.arange(batch_size * width, dtype=torch.int32, device=device).view(batch_size, width)
-            accept_index = torch.where(torch.arange(width, device=device) <= accepted.unsqueeze(1), index, -1)
-            compute_spec_logprobs(batch, logits_output, predict, accept_index=accept_index)
-        accept_lens = (accepted + 1).to(torch.int32)
-        bonus_tokens = tokens.flatten() if width == 1 else tokens.gather(1, accepted.unsqueeze(1)).squeeze(1)
-        return GenerationBatchResult(
-            logits_output=logits_output,
-            next_token_ids=predict,
-            can_run_cuda_graph=forward.can_run_cuda_graph,
-            speculative_num_draft_tokens=width,
-            next_draft_input=ChainDraftInput(bonus_tokens=bonus_tokens),
-            accept_lens=accept_lens,
-            new_seq_lens=seq_lens + accept_lens,
-        )
-
-    def _plain_decode_batch(self, batch: Any, candidates: torch.Tensor) -> Any:
-        """The forward of a server without speculation: one token per request, at its next position."""
-        seq_lens = batch.seq_lens.to(torch.int64)
-        rows = batch.req_pool_indices.to(torch.int64)
-        decode = copy.copy(batch)
-        decode.forward_mode = ForwardMode.DECODE
-        decode.input_ids = candidates.flatten()
-        decode.out_cache_loc = self.req_to_token_pool.req_to_token[rows, seq_lens].to(torch.int64)
-        self._draft_worker.skip(decode)
-        decode.seq_lens, decode.seq_lens_cpu = seq_lens + 1, host_lengths(batch) + 1
-        decode.seq_lens_sum = int(decode.seq_lens_cpu.sum())
-        decode.spec_info = None
-        return ForwardBatch.init_new(
-            decode,
-            self.target_worker.model_runner,
-            capture_hidden_mode=CaptureHiddenMode.NULL,
-            return_hidden_states_before_norm=False,
         )
 
 

@@ -21,7 +21,7 @@ class Batch:
     """What the loop and the hooks read of a batch."""
 
     def __init__(self, number: int, prefills: bool) -> None:
-        self.forward_iter, self.prefills = number, prefills
+        self.forward_iter, self.prefills, self.enable_overlap = number, prefills, True
         self.reqs = [SimpleNamespace(finished=lambda: False, is_retracted=False, inflight_middle_chunks=1)]
         self.forward_mode = SimpleNamespace(is_extend=lambda: prefills, is_decode=lambda: not prefills)
         self.spec_algorithm = SimpleNamespace(is_none=lambda: False)

@@ -31,7 +31,6 @@ def bench() -> Iterator[SimpleNamespace]:
     import measured_pair
     import prompts
     import serving_report
-    import window
 
     yield SimpleNamespace(
         capacity=capacity,
@@ -41,7 +40,6 @@ def bench() -> Iterator[SimpleNamespace]:
         measured_pair=measured_pair,
         prompts=prompts,
         report=serving_report,
-        window=window.window,
     )
     sys.path[:] = path
 
@@ -77,15 +75,6 @@ def test_prompts_have_the_tokens_they_are_to_have(bench: SimpleNamespace, tmp_pa
     contents = [row["messages"][0]["content"] for row in rows]
     assert [len(content) + bench.prompts.TEMPLATE for content in contents] == work.prompt.tolist()
     assert len(set(contents)) == len(contents)
-
-
-def test_throughput_is_counted_while_requests_come(bench: SimpleNamespace) -> None:
-    sent, first = np.array([10.0, 10.0, 14.0]), np.array([11.0, 11.0, 15.0])
-    finish, tokens = np.array([14.0, 16.0, 35.0]), np.array([31, 11, 201])
-    # Two clients: the second has nothing more to send when its request ends, at 16. The third has 1 + 1/20 of 200.
-    assert bench.window(sent, first, finish, tokens, 2) == (pytest.approx((31 + 11 + 11) / 6), 6.0)
-    # An open loop ends with its last request: 31 tokens, 1 + 3/5 of 10, and none.
-    assert bench.window(sent, first, finish, tokens, None) == (pytest.approx((31 + 7) / 4), 4.0)
 
 
 def test_wall_time_becomes_emulated_time(bench: SimpleNamespace) -> None:

@@ -133,6 +133,7 @@ class Worker(worker.NightjarStandaloneWorker):
     def __init__(self, device: PretendDevice, scheduler: MiniScheduler, directive: Any) -> None:
         self._draft_worker = scheduler.draft
         self._target_worker = Target()
+        self.device = DEVICE
         self.req_to_token_pool = scheduler.draft.req_to_token_pool
         self._late = LateTokens()
         own = start_controller(NightjarConfig(platform="cpu", policy="static:3"), rank=0, max_gamma=3)
@@ -174,7 +175,7 @@ def test_a_decode_step_reads_no_more_than_it_must(
 
     monkeypatch.setattr(worker, "sample_chain", draw)
     monkeypatch.setattr(worker, "eagle_prepare_for_verify", lambda *_: ("verify", True))
-    monkeypatch.setattr(Worker, "_plain_decode_batch", lambda *_: "decode")
+    monkeypatch.setattr(worker, "ForwardBatch", SimpleNamespace(init_new=lambda *_, **__: "decode"))
     directive = SimpleNamespace(gamma=gamma, catchup_tokens=1000, verify_budget=None)
     monkeypatch.setattr(ReadableDraft, "context", lambda self: nullcontext())
     made = Worker(device, scheduler, directive)

@@ -47,6 +47,24 @@ def test_plain_decodes_are_looked_up_once() -> None:
     assert world.looked == 1
 
 
+def test_the_same_batch_is_as_much_further_as_its_first_request() -> None:
+    world = World()
+    world.see(1, 2)
+    batch = world.batch(4, 3)
+    assert world.largest(batch) == 4
+    batch.seq_lens += 1
+    assert world.largest(batch) == 5
+    batch.reqs += world.batch(7, first=2).reqs  # one joins, in place
+    batch.seq_lens, batch.req_pool_indices = torch.tensor([6, 5, 7]), torch.arange(3)
+    assert world.largest(batch) == 7
+    world.see(0, 6)
+    world.see(2, 7)
+    world.lags.forget()
+    assert world.largest(batch) == 3
+    world.state.clear_all()
+    assert world.largest(batch) == 7
+
+
 def test_a_request_that_leaves_is_not_counted() -> None:
     world = World()
     world.see(0, 3)

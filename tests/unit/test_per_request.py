@@ -59,7 +59,7 @@ def test_a_step_counts_when_its_outcome_arrives(monkeypatch: pytest.MonkeyPatch)
     decode = SimpleNamespace(is_extend=lambda: False)
     for number, lens in enumerate([[3, 1, 1], [3, 2, 3]]):
         result = SimpleNamespace(accept_lens=torch.tensor(lens), copy_done=SimpleNamespace(synchronize=lambda: None))
-        batch = SimpleNamespace(reqs=reqs, forward_iter=number, forward_mode=decode)
+        batch = SimpleNamespace(reqs=reqs, forward_iter=number, forward_mode=decode, enable_overlap=True)
         outcome.report_outcome(process, None, batch, result)
     told += [own.story_of(req) for req in reqs]
     counts = [(story["speculative_steps"], story["accept_length"]) for story in told]

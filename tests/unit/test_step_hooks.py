@@ -55,9 +55,10 @@ def request(tokens: int, done: bool = False) -> Any:
     )
 
 
-def batch(*reqs: Any, extend: bool = False, idle_before: bool = False, number: int = 1) -> Any:
+def batch(*reqs: Any, extend: bool = False, idle_before: bool = False, number: int = 1, overlap: bool = False) -> Any:
     return SimpleNamespace(
         reqs=list(reqs),
+        enable_overlap=overlap,
         forward_mode=Mode(extend),
         is_empty=lambda: not reqs,
         batch_is_full=False,
@@ -240,14 +241,15 @@ def test_outcome_of_a_decode_step(own: Controller) -> None:
 def test_a_step_after_idling_is_measured_in_emulated_seconds(own: Controller) -> None:
     own.speed, own.clock = 0.5, lambda: 51.5  # the launch was at 100 s of real time
     done = batch(request(10), idle_before=True)
-    launch(own, done, StepFacts(0))
+    launch(own, done, StepFacts(0, kv_tokens=9))
     outcome.report_outcome(lambda s, b, r: None, scheduler(done), done, result_of(1))
     assert own.planner.policy.seen[0].seconds == 1.5  # type: ignore[union-attr]
+    assert own.planner.policy.seen[0].kv_tokens == 9  # type: ignore[union-attr]
 
 
 def test_a_request_that_had_ended_before_gets_nothing(own: Controller) -> None:
     """With overlap a step may be launched before the end of a request is known: it takes its time, that is all."""
-    done = batch(request(10), request(30, done=True), idle_before=True)
+    done = batch(request(10), request(30, done=True), idle_before=True, overlap=True)
     launch(own, done, StepFacts(2, drafted=2, tokens=6))
     outcome.report_outcome(lambda s, b, r: None, scheduler(done), done, result_of(3, 3))
     [seen] = own.planner.policy.seen  # type: ignore[union-attr]
@@ -265,6 +267,21 @@ def test_a_step_begins_where_the_last_one_ended(own: Controller) -> None:
     outcome.report_outcome(lambda s, b, r: None, scheduler(running), running, result_of(1))
     assert [(seen.kind, seen.seconds) for seen in policy.seen] == [(StepKind.PREFILL, 3.0), (StepKind.DECODE, 0.5)]
     assert policy.seen[0].prefill_tokens == 7
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_of_a_plain_step_nothing_is_read(own: Controller, overlap: bool) -> None:
+    """Each request got one token; with overlap, one that had ended before got none."""
+    ending, ended = request(30), request(30, done=overlap)
+    done = batch(request(10), ended, ending, idle_before=True, overlap=overlap)
+    launch(own, done, StepFacts(0))
+
+    def process(*_: Any) -> None:
+        ending.finished = lambda: True
+
+    outcome.report_outcome(process, scheduler(done), done, SimpleNamespace(copy_done=None))
+    [seen] = own.planner.policy.seen  # type: ignore[union-attr]
+    assert (seen.committed, seen.cut, seen.cut_tokens) == (((1,), 2, 1) if overlap else ((2,), 1, 1))
 
 
 @pytest.mark.parametrize("extend", [True, False])
@@ -318,13 +335,13 @@ def test_a_thousand_overlapped_steps(own: Controller) -> None:
 
     def land(number: int) -> None:
         result = result_of(*[gammas[number - 1] + 1] * 3)  # every draft accepted
-        outcome.report_outcome(process, server, batch(*reqs, number=number), result)
+        outcome.report_outcome(process, server, batch(*reqs, number=number, overlap=True), result)
 
     for number in range(1, 1001):
         lockstep.go_on(receive, server)
         assert own.directive.step == number, "every launch has a decision of its own"
         gammas.append(own.gamma)
-        running = batch(*reqs, number=number)
+        running = batch(*reqs, number=number, overlap=True)
         running.launch_ts = now[0]
         now[0] += launch_s(own.gamma)
         launch(own, running, StepFacts(own.gamma, drafted=3 if own.gamma else 0))
