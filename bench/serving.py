@@ -24,6 +24,7 @@ import argparse
 import json
 import os
 import shlex
+import signal
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -62,6 +63,7 @@ METRICS += tuple(f"{middle}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2e_
 
 def main() -> None:
     options = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as at Ctrl-C, servers are stopped on the way out
     os.environ["HF_HUB_OFFLINE"] = "1"  # it would look the served name up on the hub; read when it is imported
     import sglang.bench_serving  # noqa: F401  # once, for all the forks that run it
 
@@ -84,6 +86,7 @@ def main() -> None:
                 samples += measure(group, load, repeat, rules[load], folder, options)
                 options.json.write_text(json.dumps(result, default=str) + "\n")
         result["servers"] = {each.policy: each.whole_run(options.journals) for each in contenders}
+    options.json.write_text(json.dumps(result, default=str) + "\n")  # the simulator may take minutes, and be stopped
     if options.emulate:
         add_simulated(samples, rules, options)
     options.json.write_text(json.dumps(result, default=str) + "\n")
