@@ -14,11 +14,12 @@ is on the draft reads new prompts too, which no decode step shows; C_switch says
 from typing import Any
 
 from sglang_nightjar.policy.acceptance import Acceptance, drafting_requests
-from sglang_nightjar.policy.base import Observation, State
+from sglang_nightjar.policy.base import Observation, State, StepKind
 from sglang_nightjar.policy.step_time import StepTime
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _KEEP_LOAD = 0.9975  # of the prompts and outputs counted, per step: about 400 are remembered
+_DRAFT_SHARE = 0.1  # a draft is taken to read in this share of the target's time, until it has read (as in `StepTime`)
 _OUTPUT = 128.0  # tokens a running request is taken to write yet: those that have just come have written nothing
 
 
@@ -30,6 +31,7 @@ class CostModel:
         self.acceptance = Acceptance(max_gamma)
         self.step_time = StepTime(max_gamma)
         self.switch_cost = switch_cost or SwitchCost()
+        self._prefill_s = 0.0  # per prompt token, lately
         self._reading_s = self._written = 0.0  # lately: what the draft's reading of prompts takes; tokens committed
 
     def loss(self, gamma: int, state: State, *, horizon: int | None = None) -> float:
@@ -72,8 +74,17 @@ class CostModel:
         """Seconds until the draft has read `lag` tokens of each request."""
         return self.switch_cost(lag, batch_size)
 
+    def first_reading_s(self, state: State) -> float:
+        """Seconds until a draft that has never read has caught up: no less than the target's own reading suggests."""
+        lag = mean_lag(state)
+        own = _DRAFT_SHARE * self._prefill_s * lag * state.batch_size
+        return max(self.switch_cost(lag, state.batch_size), own)
+
     def learn(self, seen: Observation) -> bool:
         """Learns one step; whether it shows that acceptance is not what it was."""
+        if seen.kind is StepKind.PREFILL and seen.prefill_tokens > 0:
+            spent = seen.seconds / seen.prefill_tokens
+            self._prefill_s += 0.1 * (spent - self._prefill_s) if self._prefill_s else spent
         self._reading_s = self._reading_s * _KEEP_LOAD + self.switch_cost(seen.prefill_tokens, 1)
         self._written = self._written * _KEEP_LOAD + seen.tokens
         batch = seen.batch_size
@@ -89,14 +100,14 @@ class CostModel:
             "acceptance": self.acceptance.snapshot(),
             "step_time": self.step_time.snapshot(),
             "switch_cost": self.switch_cost.snapshot(),
-            "load": [self._reading_s, self._written],
+            "load": [self._reading_s, self._written, self._prefill_s],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
         self.acceptance.restore(saved["acceptance"])
         self.step_time.restore(saved["step_time"])
         self.switch_cost.restore(saved["switch_cost"])
-        self._reading_s, self._written = map(float, saved["load"])
+        self._reading_s, self._written, self._prefill_s = map(float, saved["load"])
 
 
 def mean_lag(state: State) -> float:

@@ -19,6 +19,7 @@ from sglang_nightjar.policy.schedule import BinSchedule
 from sglang_nightjar.policy.switch_cost import SwitchCost
 
 _FULL_BATCH = 64  # requests
+_PATIENCE = 16  # steps for which the draft may read before its first trial; those that opted out lag for ever
 
 
 class _Context:
@@ -51,6 +52,7 @@ class NightjarPolicy:
         first = min(self.settings.first_gamma, max_gamma)
         # The first steps, last one first: one arm of either side, from which the rest is interpolated.
         self._opening = [gamma for gamma in (first, 0) for _ in range(self.settings.trials)]
+        self._catching_up = 0  # steps of them in which the draft was still reading
         self._gamma = 0  # the last one decided
         self._switched_s = float("-inf")  # when off and on last changed
         self._probe_left = 0  # steps left of a probe
@@ -100,14 +102,18 @@ class NightjarPolicy:
 
     def _open(self, state: State) -> int:
         """The next of the first steps."""
-        if state.batch_size <= _FULL_BATCH or self._opening[-1] == 0:
-            return self._opening.pop()
-        # The draft has not read a single prompt yet, and this many at once take long: that has to be earned first.
-        cost = self.model.switch_cost(mean_lag(state), state.batch_size)
-        if cost > self.settings.probe_share * (state.now_s - self._switched_s):
-            return 0
-        # More than one draft would cost most in a full batch, and is least likely to pay.
-        return min(self._opening.pop(), 1)
+        gamma = self._opening[-1]
+        if gamma > 0 and state.batch_size > _FULL_BATCH:
+            gamma = 1  # more would cost most in a full batch, and are least likely to pay
+            # The draft has not read a single prompt yet, and this many at once take long: that has to be earned.
+            cost = self.model.first_reading_s(state)
+            if self._gamma == 0 and cost > self.settings.probe_share * (state.now_s - self._switched_s):
+                return 0
+        if gamma > 0 and self._gamma > 0 and state.max_lag > self.max_gamma and self._catching_up < _PATIENCE:
+            self._catching_up += 1  # while the draft reads, not all requests draft, and a step tells little
+            return gamma
+        self._opening.pop()
+        return gamma
 
     def _choose(self, context: _Context, state: State) -> tuple[int, bool]:
         """The arm of a new bin: the best one, or with probability 1/b another that might be; and which it is."""
@@ -256,7 +262,7 @@ class NightjarPolicy:
             "random": save_random(self._random),
             "model": self.model.snapshot(),
             "contexts": [[key, c.schedule.snapshot(), c.arm, c.tries, c.revision] for key, c in self._contexts.items()],
-            "opening": list(self._opening),
+            "opening": [*self._opening, self._catching_up],
             "gamma": self._gamma,
             "switched_s": self._switched_s if self._started else None,
             "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
@@ -270,7 +276,7 @@ class NightjarPolicy:
             context = self._contexts[int(key)] = _Context()
             context.schedule.restore(schedule)
             context.arm, context.tries, context.revision = int(arm), bool(tries), int(revision)
-        self._opening = [int(gamma) for gamma in saved["opening"]]
+        *self._opening, self._catching_up = map(int, saved["opening"])
         self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None
         self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")

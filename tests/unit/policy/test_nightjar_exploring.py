@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-from baseline_world import World, play, run, states
+from baseline_world import World, observation, play, run, states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_nightjar.policy.base import Residency, State
+from sglang_nightjar.policy.base import Residency, State, StepKind
 from sglang_nightjar.policy.nightjar import NightjarPolicy, _bucket
 from sglang_nightjar.policy.nightjar_settings import NightjarSettings
 
@@ -134,8 +134,26 @@ def test_a_full_batch_is_tried_with_drafts_when_that_is_earned() -> None:
     first = next(index for index, gamma in enumerate(played) if gamma > 0)
     assert played[first] == 1
     assert full[first].now_s == pytest.approx(cost / policy.settings.probe_share, rel=0.01)
+    # The target has read them at 1 ms a token; a draft is not taken for more than ten times as fast.
+    slow, prompts = make(), observation(0, (), 100.0, kind=StepKind.PREFILL, prefill_tokens=100_000)
+    slow.observe(prompts)
+    assert slow.model.first_reading_s(full[0]) == pytest.approx(0.1 * 1e-3 * 100 * 400)
+    assert set(run(slow, world, full)) == {0}
     few = [State(0.01 * step, 64, 64 * 400, max_lag=400) for step in range(4)]
     assert run(make(), world, few) == [0, 0, 3, 3]
+
+
+def test_a_step_in_which_the_draft_still_reads_is_no_trial() -> None:
+    lags = [900, 900, 900, 600, 300, 1, 1]
+    where = [State(0.03 * step, 8, 8 * 1000, max_lag=lag) for step, lag in enumerate(lags)]
+    policy = make()
+    assert run(policy, PAYS, where[:6]) == [0, 0, 3, 3, 3, 3]
+    assert policy._opening == []
+    # One that opted out lags for ever; that is no reason to wait for ever.
+    for_ever = [State(0.03 * step, 8, 8 * 1000, max_lag=900) for step in range(40)]
+    policy = make()
+    run(policy, PAYS, for_ever)
+    assert policy._opening == []
 
 
 def test_starts_with_a_few_steps_of_either_side() -> None:
