@@ -202,15 +202,15 @@ def add_simulated(samples: list[dict[str, Any]], rules: dict[str, Rules], option
     """Beside each sample what the simulator makes of the same requests: `L1`; and of a closed loop, whose server is
     never idle, with the scheduler's and the clients' time as measured: `L1*`."""
     found: Emulated = find_emulated(options.emulate)
-    acceptance, slo = emulated.read(options.acceptance), slo_of(options)
+    acceptance, slo, may_end = emulated.read(options.acceptance), slo_of(options), options.may_end
     for sample in samples:
         work = requests_of(sample["load"], rules[sample["load"]], sample["repeat"], options)
         policy = sample["policy"]
-        sample["L1"] = figures(simulate(found.forwards.cost, policy, work, acceptance, slo))
+        sample["L1"] = figures(simulate(found.forwards.cost, policy, work, acceptance, slo, may_end=may_end))
         if work.concurrency is not None:
             cost = emulated.with_scheduler(found, sample["scheduler_ms"] / 1e3 * options.emulate_speed)
             trip_s = sample["turnaround_ms"] / 1e3
-            sample["L1*"] = figures(simulate(cost, policy, work, acceptance, slo, turnaround_s=trip_s))
+            sample["L1*"] = figures(simulate(cost, policy, work, acceptance, slo, turnaround_s=trip_s, may_end=may_end))
 
 
 def figures(metrics: Metrics) -> dict[str, float]:

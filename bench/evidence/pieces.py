@@ -52,7 +52,7 @@ _SIMULATE = "-m sglang_nightjar.simulate"
 
 def _emulated(set_up: str, speed: float) -> Piece:
     """Policies on an emulated device, at a speed at which this CPU's scheduler weighs little (docs/emulation.md)."""
-    line = f"bench/serving.py --emulate {set_up} --emulate-speed {speed} --at-once 8 --loads c1,c8,c32,c128,ramp"
+    line = f"bench/serving.py --emulate {set_up} --emulate-speed {speed} --at-once 8 --loads c1,c8,c32,c128,ramp,bursts"
     policies = "off,off+no-draft,static:1,static:3,static:5,dsd,banditspec-ucb,nightjar"
     return Piece(f"emulated-{set_up}", "L2", f"{line} --policies {policies}", gib=20)
 
@@ -90,7 +90,7 @@ PIECES = (
         gib=8,
     ),
     _emulated("4090-r1-qwen-7b", speed=0.2),
-    _emulated("a100-vicuna-13b", speed=0.1),
+    _emulated("a100-vicuna-13b", speed=0.2),
     _emulated("2xl20-qwen-32b", speed=0.25),
     Piece("lossless", "L2", "bench/lossless.py", gib=3),
     Piece("overhead", "L2", "bench/overhead.py", gib=13),

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sglang_nightjar.simulate.protocols import ServerOptions
+from sglang_nightjar.simulate.running import Running
 
 
 @dataclass(slots=True)
@@ -50,13 +51,10 @@ class Admission:
         self.retract(part.request, part.generated)
         return part.tokens
 
-    def next_chunk(
-        self, running: npt.NDArray[np.int64], used: int, total: int, per_step: int = 1
-    ) -> tuple[list[Prompt], int, int]:
+    def next_chunk(self, running: Running, used: int, total: int, per_step: int = 1) -> tuple[list[Prompt], int, int]:
         """Admits what fits and reads the next chunk.
 
         Args:
-            running: output tokens of each running request so far, [count].
             used, total: KV slots. per_step: slots each request must be able to write in a step.
 
         Returns:
@@ -69,7 +67,7 @@ class Admission:
         while left > 0 and (self._queue or self._half_read is not None):
             part = self._half_read
             if part is None:
-                part = self._admit(running, len(completed), used + taken, total, per_step)
+                part = self._admit(running, completed, used + taken, total, per_step)
                 if part is None:
                     break
                 taken += part.tokens
@@ -83,24 +81,36 @@ class Admission:
                 self._half_read = part
         return completed, self._options.chunk - left, taken
 
-    def _admit(
-        self, running: npt.NDArray[np.int64], starting: int, used: int, total: int, per_step: int
-    ) -> Prompt | None:
+    def _admit(self, running: Running, starting: list[Prompt], used: int, total: int, per_step: int) -> Prompt | None:
         """The queue's head, if it fits beside the running and `starting` others and what they still need."""
-        if len(running) + starting >= self._options.max_running:
+        others = running.count + len(starting)
+        if others >= self._options.max_running:
             return None
         request, generated = self._queue[0]
         tokens = int(self._prompt[request]) + generated
-        reserve = self._options.decode_reserve
         free = total - used
-        need = tokens + min(reserve, int(self._output[request]) - generated) + starting * reserve
+        need = tokens + self._kept_free(request, generated)
+        if self._options.reserve_output:
+            need += sum(self._kept_free(part.request, part.generated) for part in starting)
+        else:
+            need += len(starting) * self._options.decode_reserve
         # Also room for everyone's next step; else it would be retracted at once.
-        need += (len(running) + starting + 1) * per_step
-        if need <= free and len(running):
-            need += int(np.maximum(reserve - running, 0).sum())
+        need += (others + 1) * per_step
+        if need <= free and running.count:
+            need += self._kept_free_for(running)
         # Alone in the pool it needs no more than its prompt and a token.
         if need > free and (used or tokens + 1 > free):
             self.blocked = True
             return None
         self._queue.popleft()
         return Prompt(request, tokens, generated)
+
+    def _kept_free(self, request: int, generated: int) -> int:
+        """Output tokens of a request that is about to start."""
+        remaining = int(self._output[request]) - generated
+        return remaining if self._options.reserve_output else min(self._options.decode_reserve, remaining)
+
+    def _kept_free_for(self, running: Running) -> int:
+        if self._options.reserve_output:
+            return int(running.remaining.sum())
+        return int(np.maximum(self._options.decode_reserve - running.generated, 0).sum())

@@ -48,7 +48,8 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         max_running: most requests decoded together.
         chunk: prompt tokens of one prefill step.
         mixed: prefill chunks ride along decode steps, instead of steps of their own that come first.
-        decode_reserve: output tokens kept free per request when another one is admitted.
+        decode_reserve: output tokens kept free per request when another one is admitted; with `reserve_output` all that
+            it will write, as SGLang does for requests that ignore their end, such as a benchmark's.
         catchup_budget: lagging tokens the draft reads in one step at most.
         evict_s: from the eviction until the pool has grown.
         move_s: how long decoding stops for an eviction, or for a contraction besides its relocation.
@@ -61,6 +62,7 @@ class ServerOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk: Count = 8192
     mixed: bool = False
     decode_reserve: CountOrNone = 128
+    reserve_output: bool = False
     catchup_budget: Count = 16384
     evict_s: NotNegative = 0.02
     move_s: NotNegative = 0.005

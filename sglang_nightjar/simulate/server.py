@@ -67,7 +67,7 @@ class Server:
             self._arrive(self._clients.arrived(self.now_s))
             self._pool.advance(self.now_s)
             completed, tokens, taken = self._admission.next_chunk(
-                self._run.generated, self._used, self._pool.total, self._gamma + 1
+                self._run, self._used, self._pool.total, self._gamma + 1
             )
             self._used += taken
             if tokens and not (self._options.mixed and self._run.count):

@@ -108,7 +108,7 @@ def test_a_folder_that_is_not_there_is_an_error(docs: Path, capsys: pytest.Captu
 def test_too_large_a_file_is_refused(docs: Path, measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (measured / "tax.json").write_text(json.dumps({"machine": ABOUT, "rows": [{**ROW, "ratios": [1.01] * 50_000}]}))
     assert report.main(["--from", str(measured)], docs) == 1
-    assert "200000 is the limit" in capsys.readouterr().err and not (docs / "results").exists()
+    assert "250000 is the limit" in capsys.readouterr().err and not (docs / "results").exists()
 
 
 def test_a_picture_of_other_figures_is_not_shown(docs: Path, measured: Path) -> None:

@@ -197,6 +197,16 @@ def test_the_queue_waits_for_slots_and_says_so() -> None:
     assert not planner.states[-1].queue_blocked
 
 
+def test_all_output_is_kept_free_where_requests_cannot_end_early() -> None:
+    lengths = [(40, 50), (20, 5), (40, 50)]
+    _, record = serve(fixed(0), work_of(*lengths), FlatCost(120, 120), decode_reserve=0, reserve_output=True)
+    # 90 and 25 fit 120; the third has to wait until the first has ended, and nobody is retracted.
+    assert record.preemptions == 0
+    assert record.first_s[0] == record.first_s[1] < record.finish_s[0] <= record.first_s[2]
+    _, record = serve(fixed(0), work_of(*lengths), FlatCost(120, 120), decode_reserve=0)
+    assert record.preemptions == 1 and record.first_s[2] == record.first_s[0]
+
+
 def test_speculation_reserves_gamma_more_slots() -> None:
     lengths = [(40, 50), (40, 50)]
     # Before their last step both hold 40 + 48 tokens; 180 slots leave room for one more token each, not for six.
