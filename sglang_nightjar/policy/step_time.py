@@ -44,7 +44,7 @@ _FAR_ERROR = 0.10  # and for each doubling between it and the nearest batch at w
 _BEYOND_ERROR = 0.20  # and for each doubling of the tokens through the target beyond what is known well
 _CLIP = 3.0  # a step this many times off its prediction is a hiccup: counted as that much
 _TRUST = 30  # steps before hiccups are told from learning
-_KNOWN = 8.0  # steps in a cell's mean before what departs from it is taken for the pace's
+_KNOWN = 8.0  # steps in a cell's mean before it counts as known, and what departs from it is taken for the pace's
 _PACE_GAIN, _PACE_LEAK = 0.125, 0.03125  # of each such step: a lasting change is left to the cells by and by
 _PACE_CLIP = 0.3  # a hiccup is not a pace
 
