@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from sglang_nightjar.speculation.draft_state import DraftState
+from sglang_nightjar.speculation.same_batch import SameBatch
 from sglang_nightjar.speculation.transfer import host_lengths
 
 
@@ -23,14 +24,13 @@ class KnownLags:
         self._state, self._look_up = state, look_up
         self._seen: dict[str, int] = {}  # tokens of each request, from its begin
         self._losses = state.losses
-        self._reqs: Any = None  # list and length of the batch asked about last; it grows in place, and never shrinks
-        self._count = 0
+        self._same = SameBatch()
         self._largest = self._first = 0  # the answer, and the first request's tokens then
 
     def forget(self) -> None:
         """Something else than a plain decode has been made."""
         self._seen.clear()
-        self._reqs = None
+        self._same.forget()
 
     def largest(self, batch: Any) -> int:
         """Of any request in `batch`, in tokens."""
@@ -39,11 +39,9 @@ class KnownLags:
             self._losses = self._state.losses
         lengths = host_lengths(batch)
         first = int(lengths[0])
-        if batch.reqs is self._reqs and len(batch.reqs) == self._count:
-            return self._largest + first - self._first
-        self._largest, self._first = self._of_all(batch, lengths.tolist()), first
-        self._reqs, self._count = batch.reqs, len(batch.reqs)
-        return self._largest
+        if not self._same(batch):
+            self._largest, self._first = self._of_all(batch, lengths.tolist()), first
+        return self._largest + first - self._first
 
     def _of_all(self, batch: Any, lengths: list[int]) -> int:
         seen = self._seen

@@ -28,12 +28,22 @@ def apply_penalties(
     assert len(logits) == len(candidates) == len(reqs), f"{len(logits)} rows for {len(reqs)} requests"
     for index, req in enumerate(reqs):  # most ask for nothing, and a view of their rows would be most of the cost
         params = req.sampling_params
-        if params.frequency_penalty != 0.0 or params.presence_penalty != 0.0 or params.repetition_penalty != 1.0:
+        if _penalizes_output(params):
             output = torch.tensor(output_tokens(req, late), device=logits.device)
             _penalize_output(logits[index], output, candidates[index, 1:], params)
         if params.min_new_tokens > 0:
             missing = params.min_new_tokens - len(req.output_ids) - len(late.get(req.rid, ()))
             logits[index][: max(missing, 0), _stop_tokens(req)] = float("-inf")
+
+
+def asks_for_penalties(req: Any) -> bool:
+    """Whether `apply_penalties` may change anything for an SGLang request."""
+    return _penalizes_output(req.sampling_params) or req.sampling_params.min_new_tokens > 0
+
+
+def _penalizes_output(params: Any) -> bool:
+    additive = params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+    return additive or params.repetition_penalty != 1.0
 
 
 def _penalize_output(rows: torch.Tensor, output: torch.Tensor, drafts: torch.Tensor, params: Any) -> None:

@@ -31,6 +31,7 @@ def sample_chain(
     reqs: list[Any],
     sampling_info: Any,
     grammar_mask: Any | None,
+    penalized: bool,
     keep_logits: bool,
     late: Mapping[str, Sequence[int]] = NONE_LATE,
 ) -> torch.Tensor:
@@ -46,6 +47,7 @@ def sample_chain(
         reqs: SGLang requests, for penalties.
         sampling_info: the batch's `SamplingBatchInfo`.
         grammar_mask: mask over the B * n rows, or None.
+        penalized: whether any of `reqs` asks for penalties.
         keep_logits: whether anybody reads `logits` afterwards; sampling at a temperature overwrites them.
         late: output tokens the scheduler has not appended yet (`late_tokens.py`), for penalties.
     Returns:
@@ -53,7 +55,8 @@ def sample_chain(
     """
     batch_size, width = candidates.shape
     by_request = logits.view(batch_size, width, -1)
-    apply_penalties(by_request, reqs, candidates, late)
+    if penalized:
+        apply_penalties(by_request, reqs, candidates, late)
     if grammar_mask is not None:
         grammar_mask.apply(logits)
     if sampling_info.logit_bias is not None:

@@ -32,7 +32,9 @@ from sglang_nightjar.speculation.chain_draft import ChainDraftWorker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input, plain_decode
 from sglang_nightjar.speculation.lags import KnownLags
 from sglang_nightjar.speculation.late_tokens import NONE_LATE, LateTokens
+from sglang_nightjar.speculation.penalties import asks_for_penalties
 from sglang_nightjar.speculation.request_options import speculates
+from sglang_nightjar.speculation.same_batch import SameBatch
 from sglang_nightjar.speculation.sampling import accepted_drafts, most_likely, sample_chain
 from sglang_nightjar.speculation.transfer import host_lengths, to_device, to_host
 
@@ -69,6 +71,8 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         )
         self._controller.worker = self
         self._late = LateTokens()
+        self._same_requests = SameBatch()
+        self._penalized = False  # whether any of those requests is
         self._store = None
         if config.wants_elastic():
             self._controller.elastic = True
@@ -277,6 +281,8 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         late: Mapping[str, Sequence[int]],
     ) -> torch.Tensor:
         """The target's own token after each of `candidates`, int64 [B, n]."""
+        if not self._same_requests(batch):
+            self._penalized = any(asks_for_penalties(req) for req in batch.reqs)
         grammar_mask = None
         if batch.has_grammar:
             chain = chain_verify_input(candidates, seq_lens)
@@ -295,6 +301,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             reqs=batch.reqs,
             sampling_info=batch.sampling_info,
             grammar_mask=grammar_mask,
+            penalized=self._penalized,
             keep_logits=batch.return_logprob,
             late=late,
         )

@@ -20,6 +20,7 @@ from sglang_nightjar.kernels.draft_lens import draft_lens_reference
 from sglang_nightjar.speculation import draft_state, transfer, worker
 from sglang_nightjar.speculation.inputs import ChainDraftInput, chain_verify_input
 from sglang_nightjar.speculation.late_tokens import LateTokens
+from sglang_nightjar.speculation.same_batch import SameBatch
 from sglang_nightjar.speculation.sampling import accepted_drafts, most_likely
 from sglang_nightjar.speculation.transfer import host_lengths, to_device, to_host
 
@@ -134,6 +135,7 @@ class Worker(worker.NightjarStandaloneWorker):
         self._draft_worker = scheduler.draft
         self._target_worker = Target()
         self.device = DEVICE
+        self._same_requests = SameBatch()
         self.req_to_token_pool = scheduler.draft.req_to_token_pool
         self._late = LateTokens()
         own = start_controller(NightjarConfig(platform="cpu", policy="static:3"), rank=0, max_gamma=3)
@@ -156,7 +158,9 @@ def test_a_decode_step_reads_no_more_than_it_must(
     rows = list(scheduler.running)
     for row in rows:
         req = scheduler.running[row]
-        req.sampling_params = SimpleNamespace(custom_params=None)
+        req.sampling_params = SimpleNamespace(
+            custom_params=None, frequency_penalty=0.0, presence_penalty=0.0, repetition_penalty=1.0, min_new_tokens=0
+        )
         req.nightjar_story = SimpleNamespace(drafted=0, tokens=0)
         for position in range(req.seq_len, req.seq_len + gamma + 1):
             scheduler._write_row(row, position, [scheduler._slot()])

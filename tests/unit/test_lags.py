@@ -54,7 +54,7 @@ def test_the_same_batch_is_as_much_further_as_its_first_request() -> None:
     assert world.largest(batch) == 4
     batch.seq_lens += 1
     assert world.largest(batch) == 5
-    batch.reqs += world.batch(7, first=2).reqs  # one joins, in place
+    batch.reqs = batch.reqs + world.batch(7, first=2).reqs  # one joins
     batch.seq_lens, batch.req_pool_indices = torch.tensor([6, 5, 7]), torch.arange(3)
     assert world.largest(batch) == 7
     world.see(0, 6)

@@ -11,6 +11,7 @@ from plain_sampling import VOCAB, make_request, plain_sample, plain_step, sampli
 from sglang.srt.layers import sampler as upstream
 
 from sglang_nightjar.kernels.seed_hash import seed_hash
+from sglang_nightjar.speculation.penalties import asks_for_penalties
 from sglang_nightjar.speculation.sampling import accepted_drafts, most_likely, sample_chain
 
 WIDTH = 4
@@ -72,6 +73,7 @@ class Chains:
             reqs=requests,
             sampling_info=info.copy_for_forward(),
             grammar_mask=None if self.allowed is None else Mask(self.allowed),
+            penalized=any(asks_for_penalties(req) for req in requests),
             keep_logits=True,
         )
         return tokens, logits

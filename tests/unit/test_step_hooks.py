@@ -59,6 +59,7 @@ def batch(*reqs: Any, extend: bool = False, idle_before: bool = False, number: i
     return SimpleNamespace(
         reqs=list(reqs),
         enable_overlap=overlap,
+        seq_lens=torch.tensor([req.kv.kv_committed_len for req in reqs]),
         forward_mode=Mode(extend),
         is_empty=lambda: not reqs,
         batch_is_full=False,
