@@ -16,7 +16,6 @@ from sglang_nightjar import controller
 from sglang_nightjar.coordination.messages import is_directive
 from sglang_nightjar.patches.hooks import require_applied
 from sglang_nightjar.policy.base import State
-from sglang_nightjar.speculation.transfer import host_lengths
 
 INGEST = "sglang.srt.managers.scheduler.Scheduler.ingest_requests"
 BROADCAST = (
@@ -83,18 +82,19 @@ def decoding_batches(scheduler: Any) -> list[Any]:
 def server_state(scheduler: Any, batches: list[Any], own: controller.Controller) -> State:
     """What the planner sees of the server now."""
     running = sum(len(batch.reqs) for batch in batches)
+    looks = [own.worker.look(batch) for batch in batches]
     waiting = len(scheduler.waiting_queue)
     return State(
         now_s=own.clock(),
         batch_size=running,
-        kv_tokens=sum(int(host_lengths(batch).sum()) for batch in batches),
+        kv_tokens=sum(tokens for _, tokens in looks),
         free_slots=free_slots(scheduler),
         total_slots=scheduler.max_total_num_tokens,
         queue_length=waiting,
         queue_blocked=bool(
             waiting and scheduler.running_batch.batch_is_full and running < scheduler.max_running_requests
         ),
-        max_lag=max((own.worker.max_lag(batch) for batch in batches), default=0),
+        max_lag=max((lag for lag, _ in looks), default=0),
         residency=own.residency,
     )
 

@@ -1,4 +1,4 @@
-"""How far the draft lags behind the running requests, which is asked before every decode step.
+"""How far the draft lags behind the running requests, and their tokens: asked before every decode step.
 
 To look it up is to look at every slot of every request. But where only the target decodes, what the draft has seen of a
 request stays as it is. So that is looked up after a step of any other kind, and remembered until the next one; and
@@ -25,25 +25,27 @@ class KnownLags:
         self._seen: dict[str, int] = {}  # tokens of each request, from its begin
         self._losses = state.losses
         self._same = SameBatch()
-        self._largest = self._first = 0  # the answer, and the first request's tokens then
+        self._largest = self._total = self._first = 0  # the answer, and the first request's tokens then
 
     def forget(self) -> None:
         """Something else than a plain decode has been made."""
         self._seen.clear()
         self._same.forget()
 
-    def largest(self, batch: Any) -> int:
-        """Of any request in `batch`, in tokens."""
+    def look(self, batch: Any) -> tuple[int, int]:
+        """The largest lag of any request in `batch`, and the tokens of all of them."""
         if self._losses != self._state.losses:
             self.forget()
             self._losses = self._state.losses
         lengths = host_lengths(batch)
         first = int(lengths[0])
         if not self._same(batch):
-            self._largest, self._first = self._of_all(batch, lengths.tolist()), first
-        return self._largest + first - self._first
+            each = lengths.tolist()
+            self._largest, self._total, self._first = self._largest_of(batch, each), sum(each), first
+        further = first - self._first
+        return self._largest + further, self._total + further * len(batch.reqs)
 
-    def _of_all(self, batch: Any, lengths: list[int]) -> int:
+    def _largest_of(self, batch: Any, lengths: list[int]) -> int:
         seen = self._seen
         if all(req.rid in seen for req in batch.reqs):
             return max(length - seen[req.rid] for req, length in zip(batch.reqs, lengths, strict=True))

@@ -54,13 +54,12 @@ def sample_chain(
         int64 [B, n].
     """
     batch_size, width = candidates.shape
-    by_request = logits.view(batch_size, width, -1)
     if penalized:
-        apply_penalties(by_request, reqs, candidates, late)
+        apply_penalties(logits.view(batch_size, width, -1), reqs, candidates, late)
     if grammar_mask is not None:
         grammar_mask.apply(logits)
     if sampling_info.logit_bias is not None:
-        by_request.add_(sampling_info.logit_bias.unsqueeze(1))
+        logits.view(batch_size, width, -1).add_(sampling_info.logit_bias.unsqueeze(1))
 
     positions = seq_lens.to(torch.int64)
     if width > 1:

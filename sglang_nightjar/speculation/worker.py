@@ -44,7 +44,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     _draft_worker: ChainDraftWorker
     draft_worker_cls: type[ChainDraftWorker] = ChainDraftWorker
-    _ones = torch.ones(0, dtype=torch.int32)  # as many as were needed so far
+    _ones = torch.ones(0, dtype=torch.int32)  # as many as the last plain step had requests
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         verify_installed()
@@ -119,9 +119,9 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         """Forwards of the draft so far."""
         return self._draft_worker.forwards
 
-    def max_lag(self, batch: Any) -> int:
-        """The largest number of tokens the draft has not seen of any request in `batch`."""
-        return self._lags.largest(batch)
+    def look(self, batch: Any) -> tuple[int, int]:
+        """The largest number of tokens the draft has not seen of any request in `batch`, and the tokens of all."""
+        return self._lags.look(batch)
 
     def _prefill(self, batch: Any) -> Any:
         self._controller.begin_stories(batch.reqs)
@@ -251,12 +251,11 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
         candidates = decode.input_ids.unsqueeze(1)
         tokens = self._sample(batch, forward.logits_output, candidates, batch.seq_lens, grammar_barrier, late).flatten()
-        predict = tokens.to(torch.int32)
         if batch.return_logprob:
-            compute_spec_logprobs(batch, forward.logits_output, predict, chain_stride=1)
+            compute_spec_logprobs(batch, forward.logits_output, tokens, chain_stride=1)
         result = GenerationBatchResult(
             logits_output=forward.logits_output,
-            next_token_ids=predict,
+            next_token_ids=tokens,
             can_run_cuda_graph=forward.can_run_cuda_graph,
             speculative_num_draft_tokens=1,
             next_draft_input=ChainDraftInput(bonus_tokens=tokens),
@@ -267,9 +266,9 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
 
     def _one_each(self, requests: int) -> torch.Tensor:
         """int32 [requests], all 1; not to be written to."""
-        if len(self._ones) < requests:
-            self._ones = torch.ones(2 * requests, dtype=torch.int32, device=self.device)
-        return self._ones[:requests]
+        if len(self._ones) != requests:
+            self._ones = torch.ones(requests, dtype=torch.int32, device=self.device)
+        return self._ones
 
     def _sample(
         self,

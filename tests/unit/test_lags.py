@@ -32,7 +32,8 @@ class World:
 
     def largest(self, batch: Any) -> int:
         """Asked, and compared with what is found."""
-        found = self.lags.largest(batch)
+        found, tokens = self.lags.look(batch)
+        assert tokens == int(batch.seq_lens.sum())
         looked = self.looked
         assert found == int(self.look_up(batch).max())
         self.looked = looked

@@ -86,7 +86,7 @@ def scheduler(running: Any, last: Any = None) -> Any:
 @pytest.fixture
 def own(monkeypatch: pytest.MonkeyPatch) -> Iterator[Controller]:
     made = Controller(Planner(Recorder()), 5, 3, catchup_budget_s=0.1, clock=lambda: 103.0)
-    made.worker = SimpleNamespace(max_lag=lambda batch: len(batch.reqs), draft_forwards=0)
+    made.worker = SimpleNamespace(look=lambda batch: (len(batch.reqs), int(batch.seq_lens.sum())), draft_forwards=0)
     monkeypatch.setattr(module, "_current", made)
     yield made
 
