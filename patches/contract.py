@@ -78,7 +78,7 @@ srt.layers.logits_processor
     LogitsProcessor.forward(input_ids, hidden_states, lm_head, logits_metadata, ...)
     LogitsProcessorOutput{next_token_logits}
 srt.layers.logprob_processor
-    compute_spec_logprobs(batch, logits_output, predict, accept_index, ...)
+    compute_spec_logprobs(batch, logits_output, predict, accept_index, chain_stride)
 srt.layers.moe.utils
     speculative_moe_a2a_backend_context
     speculative_moe_backend_context
