@@ -56,7 +56,8 @@ class NightjarPolicy:
         self._gamma = 0  # the last one decided
         self._switched_s = float("-inf")  # when off and on last changed
         self._probe_left = 0  # steps left of a probe
-        self._probe_wait_s = 0.0  # the earliest time on this side that a probe is worth considering
+        self._probe_wait_s = 0.0  # the time on this side that earns a probe
+        self._ask_wait_s = 0.0  # the time on this side before which none could win, as last asked
         self._confirmed = 0  # probes in a row that changed nothing: each makes the next one rarer
         self._revision = 0  # counts what makes locked arms worth a second look
         self._started = False
@@ -193,7 +194,7 @@ class NightjarPolicy:
     def _play(self, gamma: int, state: State) -> int:
         if (gamma > 0) != (self._gamma > 0) or not self._started:
             self._switched_s = state.now_s
-            self._probe_wait_s = 0.0
+            self._probe_wait_s = self._ask_wait_s = 0.0
             self._started = True
         self._gamma = gamma
         return gamma
@@ -203,7 +204,7 @@ class NightjarPolicy:
     def _probe_due(self, state: State) -> bool:
         """Whether the time on this side has earned a probe of the other, and it could show that side to be better."""
         settled_for = state.now_s - self._switched_s
-        if self.settings.probe_share == 0.0 or settled_for < self.settings.dwell_s:
+        if self.settings.probe_share == 0.0 or settled_for < max(self.settings.dwell_s, self._ask_wait_s):
             return False
         # Off is tried once for each doubling of the batch: a few steps, shorter than those here.
         new = self._gamma > 0 and not self.model.step_time.tried(0, state.batch_size)
@@ -229,7 +230,7 @@ class NightjarPolicy:
 
     def _ask_later(self, settled_for: float) -> bool:
         """No probe is due, nor worth asking for again in every step."""
-        self._probe_wait_s = settled_for + self.settings.dwell_s
+        self._ask_wait_s = settled_for + self.settings.dwell_s
         return False
 
     def _probe(self, state: State) -> int:
@@ -265,7 +266,7 @@ class NightjarPolicy:
             "opening": [*self._opening, self._catching_up],
             "gamma": self._gamma,
             "switched_s": self._switched_s if self._started else None,
-            "probe": [self._probe_left, self._probe_wait_s, self._confirmed, self._revision],
+            "probe": [self._probe_left, self._probe_wait_s, self._ask_wait_s, self._confirmed, self._revision],
         }
 
     def restore(self, saved: dict[str, Any]) -> None:
@@ -280,8 +281,8 @@ class NightjarPolicy:
         self._gamma = int(saved["gamma"])
         self._started = saved["switched_s"] is not None
         self._switched_s = float(saved["switched_s"]) if self._started else float("-inf")
-        left, wait_s, confirmed, revision = saved["probe"]
-        self._probe_left, self._probe_wait_s = int(left), float(wait_s)
+        left, wait_s, ask_wait_s, confirmed, revision = saved["probe"]
+        self._probe_left, self._probe_wait_s, self._ask_wait_s = int(left), float(wait_s), float(ask_wait_s)
         self._confirmed, self._revision = int(confirmed), int(revision)
 
 
