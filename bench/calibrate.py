@@ -136,7 +136,7 @@ def serve(each: Contender, load: str, options: argparse.Namespace) -> dict[str, 
     record, answers = send(each.server.url, draw(load, rules_of(options)), speed=speed)
     after = each.read()
     found = figures(summarize(record, Slo())) | each.between(before, after)
-    sent, chunks = np.array([answer.sent_s for answer in answers]), [np.array(each.chunks_s) for each in answers]
+    sent, chunks = np.array([answer.sent_s for answer in answers]), [np.array(answer.chunks_s) for answer in answers]
     rate, _ = window(sent, chunks, record.work.output, record.work.concurrency)
     found["tokens_s"] = rate / speed
     found["texts"] = zlib.crc32("".join(answer.text for answer in answers).encode())

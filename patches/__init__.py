@@ -1,6 +1,6 @@
 """Every hook into SGLang, one module per seam, behind one contract.
 
-A Nightjar server's first process checks the contract (`contract.check_contract`), then
+A Nightjar server's first process checks the contract (`contract_check.check_contract`), then
 every process it starts installs the hooks it needs. SGLang logs and swallows what fails
 while hooks are applied, so the worker asks `verify_installed` before it serves.
 """

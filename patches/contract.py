@@ -1,4 +1,4 @@
-"""Every name of SGLang that Nightjar uses, in one list, checked before anything is installed.
+"""Every name of SGLang that Nightjar uses, in one list; `contract_check.py` compares it with what is installed.
 
 One line per name, below the module that defines it:
 
@@ -11,15 +11,9 @@ One line per name, below the module that defines it:
 Where we subclass or replace, the parameters are exact; where we only call, those we pass.
 """
 
-import importlib.metadata
-
-from sglang_nightjar.errors import UserError
-from sglang_nightjar.patches.contract_lines import Entry, parse
-from sglang_nightjar.patches.source_scan import module_definitions, package_root
-
 SGLANG_VERSION = "0.5.23"
 
-_CONTRACT = """
+CONTRACT = """
 benchmark.serving
     calculate_metrics(input_requests, outputs, ...)
     get_request(input_requests, request_rate, ...)
@@ -376,45 +370,3 @@ srt.utils.server_args_config_parser
     ConfigArgumentMerger(parser, ...)
     ConfigArgumentMerger.merge_config_with_args(cli_args)
 """
-
-
-class ContractError(UserError):
-    """SGLang is not the one this code was written for; the message names every difference."""
-
-
-def entries(text: str = _CONTRACT) -> list[Entry]:
-    """The contract, parsed."""
-    return parse(text)
-
-
-def check_contract() -> int:
-    """Compares the installed SGLang with the contract. Takes about a second; imports nothing of SGLang.
-
-    Returns:
-        The number of entries checked.
-    Raises:
-        ContractError: another version, or names that differ; every difference is in the message.
-    """
-    try:
-        version = importlib.metadata.version("sglang")
-        root = package_root("sglang")
-    except ModuleNotFoundError:
-        raise ContractError(f"sglang is not installed; run: pip install sglang=={SGLANG_VERSION}") from None
-    contract = entries()
-    problems = []
-    for entry in contract:
-        try:
-            definitions = module_definitions(root, entry.module)
-        except FileNotFoundError:
-            problems.append(f"sglang.{entry.module} is gone")
-            continue
-        problem = entry.drift(definitions)
-        if problem:
-            problems.append(problem)
-    if version != SGLANG_VERSION:
-        problems.insert(0, f"this is sglang {version}, and Nightjar is written for {SGLANG_VERSION}")
-    if problems:
-        raise ContractError(
-            f"{'; '.join(dict.fromkeys(problems))}. Install the pinned version: pip install sglang=={SGLANG_VERSION}"
-        )
-    return len(contract)

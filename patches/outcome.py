@@ -75,11 +75,17 @@ def _observation(
     facts: StepFacts,
     seconds: float,
 ) -> Observation:
-    if facts.gamma == 0 and True not in done_before:  # each got one token
-        cut = cut_tokens = sum([req.finished() for req in reqs])
-        committed = [len(reqs) - cut]
-    else:
-        committed, cut, cut_tokens = _committed(reqs, done_before, lens or [1] * len(reqs), facts.gamma)
+    committed = [0] * (facts.gamma + 1)
+    cut = cut_tokens = 0
+    # A plain step gave each one token.
+    for req, was_done, length in zip(reqs, done_before, lens or [1] * len(reqs), strict=True):
+        if was_done:  # in the step before, whose outcome was not known when this one was launched: it got nothing
+            cut += 1
+        elif req.finished():
+            cut += 1
+            cut_tokens += length
+        else:
+            committed[length - 1] += 1
     return Observation(
         StepKind.DECODE,
         len(reqs),
@@ -95,21 +101,6 @@ def _observation(
         draft_seconds=min(facts.draft_seconds, max(seconds - facts.catchup_seconds, 0.0)),
         **_afterwards(own, scheduler),
     )
-
-
-def _committed(reqs: list[Any], done_before: list[bool], lens: list[int], gamma: int) -> tuple[list[int], int, int]:
-    """`Observation.committed`, `cut` and `cut_tokens` of a step that gave each of `reqs` so many tokens."""
-    committed = [0] * (gamma + 1)
-    cut = cut_tokens = 0
-    for req, was_done, length in zip(reqs, done_before, lens, strict=True):
-        if was_done:  # in the step before, whose outcome was not known when this one was launched: it got nothing
-            cut += 1
-        elif req.finished():
-            cut += 1
-            cut_tokens += length
-        else:
-            committed[length - 1] += 1
-    return committed, cut, cut_tokens
 
 
 def install() -> None:

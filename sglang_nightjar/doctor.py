@@ -20,7 +20,7 @@ from sglang_nightjar.config import NightjarConfig, make_config
 from sglang_nightjar.demo.cache import cache_root, is_complete
 from sglang_nightjar.demo.smollm2 import NEEDED_BYTES, find_gguf, model_folder
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.patches.contract import check_contract
+from sglang_nightjar.patches.contract_check import check_contract
 from sglang_nightjar.platform.threads import thread_share
 from sglang_nightjar.serving.memory import available_memory
 from sglang_nightjar.serving.startup import PLATFORM_VARIABLES

@@ -10,7 +10,7 @@ import msgspec
 from sglang_nightjar.config import NightjarConfig, hand_to_children, inherited_config
 from sglang_nightjar.coordination.transport import make_run_folder
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.patches.contract import check_contract
+from sglang_nightjar.patches.contract_check import check_contract
 from sglang_nightjar.platform.names import PLATFORM, TREE_CORE, TREE_CORE_VARIABLE
 from sglang_nightjar.platform.threads import set_thread_environment
 from sglang_nightjar.serving.checkpoints import check_checkpoints, check_vocabularies

@@ -213,7 +213,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         batch.spec_info = self._verify_input(batch, candidates)
         forward_batch, _ = eagle_prepare_for_verify(batch.spec_info, self.req_to_token_pool, batch, self.target_worker)
         forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
-        tokens = self._sample(batch, forward.logits_output, candidates, seq_lens, grammar_barrier, late)
+        tokens = self._sample(batch, forward.logits_output, candidates, grammar_barrier, late)
         accepted = accepted_drafts(tokens, candidates).minimum(most)
         predict = tokens.to(torch.int32).flatten()
         if batch.return_logprob:
@@ -250,7 +250,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         )
         forward = self.target_worker.forward_batch_generation(batch=None, forward_batch=forward_batch, is_verify=True)
         candidates = decode.input_ids.unsqueeze(1)
-        tokens = self._sample(batch, forward.logits_output, candidates, batch.seq_lens, grammar_barrier, late).flatten()
+        tokens = self._sample(batch, forward.logits_output, candidates, grammar_barrier, late).flatten()
         if batch.return_logprob:
             compute_spec_logprobs(batch, forward.logits_output, tokens, chain_stride=1)
         result = GenerationBatchResult(
@@ -275,7 +275,6 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
         batch: Any,
         logits_output: Any,
         candidates: torch.Tensor,
-        seq_lens: torch.Tensor,
         grammar_barrier: Callable[[], None] | None,
         late: Mapping[str, Sequence[int]],
     ) -> torch.Tensor:
@@ -284,7 +283,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             self._penalized = any(asks_for_penalties(req) for req in batch.reqs)
         grammar_mask = None
         if batch.has_grammar:
-            chain = chain_verify_input(candidates, seq_lens)
+            chain = chain_verify_input(candidates, batch.seq_lens)
             grammar_mask = build_grammar_vocab_mask(
                 reqs=batch.reqs,
                 tree=GrammarTree.from_device(chain.retrieve_next_token, chain.retrieve_next_sibling, candidates),
@@ -296,7 +295,7 @@ class NightjarStandaloneWorker(StandaloneWorkerV2):
             sampler=self.target_worker.model_runner.sampler,
             logits=logits_output.next_token_logits,
             candidates=candidates,
-            seq_lens=seq_lens,
+            seq_lens=batch.seq_lens,
             reqs=batch.reqs,
             sampling_info=batch.sampling_info,
             grammar_mask=grammar_mask,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_nightjar.patches import contract, source_scan
+from sglang_nightjar.patches import contract_check as contract
+from sglang_nightjar.patches import source_scan
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [*ROOT.glob("sglang_nightjar/**/*.py"), *ROOT.glob("patches/*.py"), *ROOT.glob("kernels/*.py")]
@@ -45,7 +46,7 @@ def test_every_upstream_import_is_listed() -> None:
 
 def test_the_check_imports_nothing_of_sglang() -> None:
     program = (
-        "import sys; from sglang_nightjar.patches.contract import check_contract; check_contract(); "
+        "import sys; from sglang_nightjar.patches.contract_check import check_contract; check_contract(); "
         "assert not [name for name in sys.modules if name.split('.')[0] in ('sglang', 'torch')]"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

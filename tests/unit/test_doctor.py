@@ -12,7 +12,7 @@ from sglang_nightjar import doctor
 from sglang_nightjar.config import NightjarConfig
 from sglang_nightjar.demo import smollm2
 from sglang_nightjar.errors import UserError
-from sglang_nightjar.patches.contract import ContractError
+from sglang_nightjar.patches.contract_check import ContractError
 
 GIB = 2**30
 GOOD_CPU = {"name": "some CPU", "instructions": "avx2 fma"}
